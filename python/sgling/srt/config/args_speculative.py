@@ -1,0 +1,68 @@
+"""Flags: speculative decoding and the rollback of recurrent states."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sgling.srt.config.flags import flag, hint, not_built
+
+_DSPARK = "DSPARK speculation"
+_NGRAM = "NGRAM speculation"
+_LOSSY = "lossy acceptance"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculativeArgs:
+    """What ``spec_config`` resolves."""
+
+    speculative_algorithm: str | None = flag(
+        None, "NEXTN (= EAGLE), or none; default: NEXTN for an embedded model, else none", "--speculative-algo"
+    )
+    speculative_num_steps: int | None = flag(None, "draft depth; default 3")
+    speculative_eagle_topk: int | None = flag(None, "branches per draft step; 1 is the only one")
+    speculative_num_draft_tokens: int | None = flag(None, "verify width with the root token: steps + 1")
+    enable_linear_replayssm_spec: bool = flag(False, "roll recurrent states back by replay (the default)")
+    linear_replayssm_cache_len: int | None = flag(
+        None, "ring length of replay: a power of two, at least twice the verify width; default 16"
+    )
+    linear_rollback: str = flag("replay", "how recurrent states are rolled back", choices=("replay", "staged"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeculativeHintArgs:
+    """Speculative flags that need another drafter, or change nothing here."""
+
+    speculative_draft_model_path: str | None = not_built(
+        None, "a drafter outside the main checkpoint", "--speculative-draft-model"
+    )
+    speculative_draft_model_revision: str | None = not_built(None, "a drafter outside the main checkpoint")
+    speculative_draft_load_format: str | None = not_built(None, "a drafter outside the main checkpoint")
+    speculative_draft_model_quantization: str | None = not_built(None, "quantised weights")
+    speculative_draft_kv_cache_dtype: str | None = not_built(
+        None, "a quantised KV cache", neutral=("auto", "bf16", "bfloat16")
+    )
+    speculative_draft_window_size: int | None = not_built(None, "windowed draft attention")
+    speculative_draft_sink_size: int | None = not_built(None, "windowed draft attention")
+    speculative_draft_attention_backend: str | None = hint(None, "every operator has one implementation per device")
+    speculative_moe_runner_backend: str | None = hint(None, "every operator has one implementation per device")
+    speculative_moe_a2a_backend: str | None = not_built(None, "expert parallelism", neutral=("none",))
+    speculative_attention_mode: str = hint(
+        "prefill", "verify has its own attention kernel", choices=("prefill", "decode")
+    )
+    speculative_token_map: str | None = not_built(None, "a reduced draft vocabulary")
+    speculative_accept_threshold_single: float = not_built(1.0, _LOSSY)
+    speculative_accept_threshold_acc: float = not_built(1.0, _LOSSY)
+    speculative_use_rejection_sampling: bool = not_built(False, "rejection sampling (sampled verify is exact)")
+    speculative_use_block_verification: bool = not_built(False, "block verification")
+    speculative_adaptive: bool = not_built(False, "adaptive draft depth")
+    speculative_adaptive_config: str | None = not_built(None, "adaptive draft depth")
+    speculative_dspark_block_size: int | None = not_built(None, _DSPARK)
+    speculative_dspark_sps_table_path: str | None = not_built(None, _DSPARK)
+    speculative_dspark_confidence_sts_path: str | None = not_built(None, _DSPARK)
+    speculative_dspark_align_verify_tokens_to_graph_tier: bool = not_built(False, _DSPARK)
+    speculative_dflash_block_size: int | None = not_built(None, "DFLASH speculation")
+    speculative_ngram_min_bfs_breadth: int = not_built(1, _NGRAM)
+    speculative_ngram_max_bfs_breadth: int = not_built(10, _NGRAM)
+    speculative_ngram_match_type: str = not_built("BFS", _NGRAM)
+    speculative_ngram_max_trie_depth: int = not_built(18, _NGRAM)
+    speculative_ngram_capacity: int = not_built(10_000_000, _NGRAM)

@@ -1,0 +1,55 @@
+"""Buffers of one decode step: written by one of its device steps, read by the next, addresses never change.
+
+============== ==================== ========= ================ ===========================
+buffer          dtype, shape         writer    readers          pad (rows behind the batch)
+============== ==================== ========= ================ ===========================
+draft_tokens   int64 [B, W-1]       draft     verify           any valid id
+seq_lens       int64 [B]            verify    extend           0
+target_ids     int64 [B, W]         verify    extend, host     any valid id
+accept_lens    int64 [B]            verify    extend, host     0
+hidden         dtype [B*W, H]       verify    extend           unused
+============== ==================== ========= ================ ===========================
+
+``seq_lens`` is the length before the step: verify publishes the new one before extend runs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+
+class RoundBuffers(NamedTuple):
+    """Persistent tensors of a speculative round for at most B requests of width at most W."""
+
+    draft_tokens: torch.Tensor
+    seq_lens: torch.Tensor
+    target_ids: torch.Tensor
+    accept_lens: torch.Tensor
+    hidden: torch.Tensor
+
+    @classmethod
+    def allocate(cls, max_batch: int, width: int, hidden_size: int, dtype: torch.dtype, device: str) -> RoundBuffers:
+        """Zero-filled buffers."""
+
+        def index_buffer(*shape: int) -> torch.Tensor:
+            return torch.zeros(*shape, dtype=torch.int64, device=device)
+
+        return cls(
+            draft_tokens=index_buffer(max_batch, width - 1),
+            seq_lens=index_buffer(max_batch),
+            target_ids=index_buffer(max_batch, width),
+            accept_lens=index_buffer(max_batch),
+            hidden=torch.zeros(max_batch * width, hidden_size, dtype=dtype, device=device),
+        )
+
+    def views(self, batch: int, width: int) -> RoundBuffers:
+        """The leading part of every buffer for ``batch`` requests of ``width`` rows (views)."""
+        return RoundBuffers(
+            draft_tokens=self.draft_tokens[:batch, : width - 1],
+            seq_lens=self.seq_lens[:batch],
+            target_ids=self.target_ids[:batch, :width],
+            accept_lens=self.accept_lens[:batch],
+            hidden=self.hidden[: batch * width],
+        )

@@ -1,0 +1,81 @@
+"""The only carrier of values from one step to the next.
+
+Every buffer is allocated once, before any graph is captured, and indexed by ``req_pool_idx``: reordering, filtering or
+merging the batch never moves a value. Row 0 belongs to padded rows. The host never reads these buffers; what it needs
+to know comes in the packed result of a step, one step late.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from sgling_kernel.relay import gather_relay, scatter_relay
+
+
+class RelayRows(NamedTuple):
+    """What a step reads of its requests at its start.
+
+    Attributes:
+        seq_lens: int64 [bs], tokens whose target KV is committed.
+        bonus: int64 [bs], newest token; it has an id but no KV yet.
+        seed: int64 [bs], first draft candidate, produced by the previous extend.
+        hidden: [bs, H], the drafter's hidden state behind ``seed``.
+        state_slots: int64 [bs], KDA state slot.
+    """
+
+    seq_lens: torch.Tensor
+    bonus: torch.Tensor
+    seed: torch.Tensor
+    hidden: torch.Tensor
+    state_slots: torch.Tensor
+
+
+class FutureMap:
+    """Cross-step device buffers.
+
+    ============== ============= ============================ =================== =====
+    buffer          dtype, shape  writer                       reader              pad
+    ============== ============= ============================ =================== =====
+    new_seq_lens   int64 [R]     prefill, verdict (publish)   draft, verify       0
+    output_tokens  int64 [R]     prefill, verdict (publish)   verify, decode      0
+    topk_index     int64 [R]     extend (stash)               draft, verify       0
+    hidden_states  dtype [R, H]  extend (stash)               draft               0
+    state_slot     int64 [R]     host at admission            verify, decode      0
+    ============== ============= ============================ =================== =====
+    """
+
+    def __init__(self, rows: int, hidden_size: int, dtype: torch.dtype, device: str):
+        def index_buffer() -> torch.Tensor:
+            return torch.zeros(rows, dtype=torch.int64, device=device)
+
+        self.new_seq_lens = index_buffer()
+        self.output_tokens = index_buffer()
+        self.topk_index = index_buffer()
+        self.state_slot = index_buffer()
+        self.hidden_states = torch.zeros(rows, hidden_size, dtype=dtype, device=device)
+
+    def gather(self, req_pool_indices: torch.Tensor) -> RelayRows:
+        """Read the rows of a batch; ``req_pool_indices`` int64 [bs]."""
+        buffers = (self.new_seq_lens, self.output_tokens, self.topk_index, self.hidden_states, self.state_slot)
+        return RelayRows(*gather_relay(buffers, req_pool_indices))
+
+    def publish(self, req_pool_indices: torch.Tensor, new_seq_lens: torch.Tensor, bonus: torch.Tensor) -> None:
+        """Write lengths and bonus tokens as soon as the verdict is known, before extend runs."""
+        scatter_relay((self.new_seq_lens, self.output_tokens), req_pool_indices, (new_seq_lens, bonus))
+
+    def stash(self, req_pool_indices: torch.Tensor, seed: torch.Tensor, hidden: torch.Tensor) -> None:
+        """Write what the next draft starts from."""
+        scatter_relay((self.topk_index, self.hidden_states), req_pool_indices, (seed, hidden))
+
+    def snapshot_row(self, row: int) -> list[torch.Tensor]:
+        """Copy one request's values to host memory (retraction); ``state_slot`` stays behind."""
+        kept = (self.new_seq_lens, self.output_tokens, self.topk_index, self.hidden_states)
+        return [buffer[row].to("cpu", copy=True) for buffer in kept]
+
+    def restore_row(self, row: int, saved: list[torch.Tensor]) -> None:
+        """Write a snapshot into a (possibly different) row."""
+        kept = (self.new_seq_lens, self.output_tokens, self.topk_index, self.hidden_states)
+        for buffer, value in zip(kept, saved, strict=True):
+            buffer[row].copy_(value, non_blocking=True)

@@ -1,0 +1,42 @@
+"""Reads JSON bodies by hand, so that every malformed body is a 400 with a readable message."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from fastapi import Request
+
+from sgling.srt.entrypoints.errors import BodyError
+
+
+async def read_json(request: Request) -> Any:
+    """The decoded JSON body; raises :class:`BodyError`.
+
+    NaN and infinities pass: the field that holds one refuses it by name.
+    """
+    content_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
+    if content_type != "application/json" and not content_type.endswith("+json"):
+        raise BodyError(f"The content type must be application/json, got {content_type!r}")
+    raw = await request.body()
+    if not raw:
+        raise BodyError("The request has no body")
+    try:
+        body = json.loads(raw)
+        if b"\\ud" in raw.lower():  # an escape that may be half of a surrogate pair: no valid text
+            json.dumps(body, ensure_ascii=False).encode()
+        return body
+    except UnicodeEncodeError:
+        raise BodyError("The body holds text that is not valid Unicode (a lone surrogate)") from None
+    except RecursionError:
+        raise BodyError("The body is nested too deeply") from None
+    except ValueError as error:
+        raise BodyError(f"The body is not valid JSON: {error}") from None
+
+
+async def read_json_object(request: Request) -> dict:
+    """The body, which must be a JSON object; raises :class:`BodyError`."""
+    body = await read_json(request)
+    if not isinstance(body, dict):
+        raise BodyError(f"The body must be a JSON object, got {type(body).__name__}")
+    return body

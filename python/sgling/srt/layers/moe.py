@@ -1,0 +1,70 @@
+"""Feed-forward layers: dense SwiGLU and group-routed experts with a shared expert, each with its own clamp."""
+
+from __future__ import annotations
+
+import torch
+
+from sgling.srt.config.model_config import ModelConfig
+from sgling.srt.layers.weights import WeightSource
+from sgling_kernel.linear import linear_fp32
+from sgling_kernel.moe import dense_ffn, interleave_w13, moe_experts
+from sgling_kernel.router import RouterConfig, grouped_topk
+
+
+def load_ffn(source: WeightSource, prefix: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """This rank's (w13 [2I, d] with gate and up rows interleaved, w2 [d, I]) of one FFN or expert."""
+    gate = source.shard(f"{prefix}.gate_proj.weight", dim=0)
+    up = source.shard(f"{prefix}.up_proj.weight", dim=0)
+    return interleave_w13(gate[None], up[None])[0], source.shard(f"{prefix}.down_proj.weight", dim=1)
+
+
+class DenseMLP:
+    """SwiGLU FFN, width sharded; never clamped in this model family."""
+
+    def __init__(self, source: WeightSource, prefix: str):
+        self.parallel = source.parallel
+        self.w13, self.w2 = load_ffn(source, prefix)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [N, d] -> [N, d], reduced over ranks."""
+        return self.parallel.all_reduce(dense_ffn(x, self.w13, self.w2, None))
+
+
+class SparseMoE:
+    """Sigmoid router, top-k routed experts, one always-on shared expert (ling3.md §3.3 to §3.5).
+
+    The router is replicated; experts are sharded by width. The routed and the shared clamp of a layer differ, so the
+    shared expert is never treated as one more routed expert.
+    """
+
+    def __init__(self, source: WeightSource, prefix: str, config: ModelConfig, layer_id: int):
+        self.parallel = source.parallel
+        self.router = RouterConfig(
+            n_group=config.n_group,
+            topk_group=config.topk_group,
+            top_k=config.num_experts_per_tok,
+            norm_topk_prob=config.norm_topk_prob,
+            routed_scaling_factor=config.routed_scaling_factor,
+        )
+        self.routed_limit = config.routed_limit(layer_id)
+        self.shared_limit = config.shared_limit(layer_id)
+        self.gate = source.full(f"{prefix}.gate.weight")
+        self.expert_bias = source.full(f"{prefix}.gate.expert_bias", dtype=torch.float32)
+        self.w13, self.w2 = self._load_experts(source, prefix, config)
+        self.shared_w13, self.shared_w2 = load_ffn(source, f"{prefix}.shared_experts")
+
+    @staticmethod
+    def _load_experts(source: WeightSource, prefix: str, config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
+        experts, hidden = config.num_experts, config.hidden_size
+        _, width = source.parallel.shard(config.moe_intermediate_size)
+        w13 = torch.empty(experts, 2 * width, hidden, dtype=source.dtype, device=source.device)
+        w2 = torch.empty(experts, hidden, width, dtype=source.dtype, device=source.device)
+        for expert in range(experts):
+            w13[expert], w2[expert] = load_ffn(source, f"{prefix}.experts.{expert}")
+        return w13, w2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [N, d] -> [N, d]: scaled routed sum plus shared expert, one reduction over ranks."""
+        weights, ids = grouped_topk(linear_fp32(x, self.gate), self.expert_bias, self.router)
+        routed = moe_experts(x, self.w13, self.w2, weights, ids, self.routed_limit)
+        return self.parallel.all_reduce(routed + dense_ffn(x, self.shared_w13, self.shared_w2, self.shared_limit))

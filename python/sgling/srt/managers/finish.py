@@ -1,0 +1,71 @@
+"""When a request ends, decided token by token.
+
+A step may commit several tokens. They are examined in order with the same rules as if each had come alone, so a run is
+cut exactly where plain decoding would have stopped. Order for one token: stop string or regex, stop token or EOS,
+length.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from sgling.srt.managers.io_struct import FinishReason
+from sgling.srt.sampling.sampling_params import SamplingParams
+
+
+class StopMatcher:
+    """Finds stop strings and regexes in the text of a growing output; linear in its length.
+
+    Strings are searched in a tail one character shorter than the longest stop plus the new piece; a regex sees the
+    whole text, since its match length has no bound.
+    """
+
+    def __init__(self, params: SamplingParams, tokenizer: Tokenizer):
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=params.skip_special_tokens)
+        self._stops = list(params.stop or [])
+        self._regexes = [re.compile(pattern) for pattern in params.stop_regex or []]
+        self._tail_len = max((len(stop) for stop in self._stops), default=1) - 1
+        self._text = ""
+
+    def step(self, token_id: int) -> str | None:
+        """Append one token; returns the stop (or the text a regex matched) that is now complete."""
+        piece = self._stream.step(self._tokenizer, token_id)
+        if not piece:
+            return None
+        keep = self._text if self._regexes else self._text[max(0, len(self._text) - self._tail_len) :]
+        self._text = keep + piece
+        hits = [(self._text.find(stop), stop) for stop in self._stops]
+        hits += [
+            (m.start(), m.group()) for m in (regex.search(self._text) for regex in self._regexes) if m and m.group()
+        ]
+        found = [hit for hit in hits if hit[0] >= 0]
+        return min(found)[1] if found else None
+
+
+class FinishChecker:
+    """Stop rules of one request."""
+
+    def __init__(
+        self, params: SamplingParams, max_new_tokens: int, eos_ids: frozenset[int], tokenizer: Tokenizer | None
+    ):
+        self._max_new_tokens = max_new_tokens
+        self._stop_ids = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else eos_ids)
+        wants_text = bool(params.stop or params.stop_regex)
+        if wants_text and tokenizer is None:
+            raise ValueError("stop strings need a tokenizer, and this model directory has none")
+        self._matcher = StopMatcher(params, tokenizer) if wants_text else None
+
+    def check(self, token_id: int, output_len: int) -> FinishReason | None:
+        """Reason to stop at this token; ``output_len`` counts it."""
+        matched = self._matcher.step(token_id) if self._matcher else None
+        if matched is not None:
+            return FinishReason(type="stop", matched=matched)
+        if token_id in self._stop_ids:
+            return FinishReason(type="stop", matched=token_id)
+        if output_len >= self._max_new_tokens:
+            return FinishReason(type="length", length=output_len)
+        return None

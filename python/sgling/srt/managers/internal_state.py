@@ -1,0 +1,68 @@
+"""What a scheduler tells about itself: ``/server_info``, ``/metrics`` and the decode log line."""
+
+from __future__ import annotations
+
+import logging
+
+from sgling.srt.managers.scheduler_core import SchedulerCore
+
+logger = logging.getLogger(__name__)
+
+
+def static_info(core: SchedulerCore) -> dict:
+    """Facts that never change after start-up."""
+    runner, plan = core.runner, core.runner.plan
+    return {
+        "device": runner.device,
+        "dtype": str(runner.dtype).removeprefix("torch."),
+        "needs_cpu_seq_lens": runner.needs_cpu_seq_lens,
+        "ignored_tensors": list(runner.load_report.ignored),
+        "memory_plan": plan._asdict(),
+    }
+
+
+def snapshot(core: SchedulerCore) -> dict:
+    """Current figures, plain JSON; host arithmetic only, so it costs no device time."""
+    stats, resources, plan = core.stats, core.resources, core.runner.plan
+    waiting, running = core.prefill.live(), [req for req in core.decode.running if not req.finished]
+    return {
+        "avg_spec_accept_length": stats.avg_accept_length,
+        "spec_accept_rate": stats.accept_rate,
+        "spec_verify_ct": stats.verify_ct,
+        "last_gen_throughput": stats.last_gen_throughput,
+        "memory_usage": {
+            "weight": plan.weight_bytes / 1e9,
+            "kvcache": plan.max_total_tokens * plan.kv_bytes_per_token / 1e9,
+            "state": plan.state_bytes / 1e9,
+            "graph": 0.0,
+        },
+        "effective_max_running_requests_per_dp": plan.max_running_requests,
+        "num_running_reqs": len(running),
+        "num_queue_reqs": len(waiting),
+        "num_retracted_reqs": core.decode.num_retracted,
+        "generated_tokens": stats.generated_tokens,
+        "decode_steps": core.decode_steps,
+        "max_total_num_tokens": resources.kv.total,
+        "kv_available_tokens": resources.kv.available,
+        "kv_used_tokens": resources.kv.used,
+        "req_slots_available": resources.rows.available,
+        "state_slots_available": resources.state_slots.available,
+        "token_usage": resources.kv.used / resources.kv.total,
+    }
+
+
+def log_decode(core: SchedulerCore, batch_size: int) -> None:
+    """Upstream's decode log line."""
+    throughput, accept_length, accept_rate = core.stats.take_interval()
+    used, total = core.resources.kv.used, core.resources.kv.total
+    spec = f"accept len: {accept_length:.2f}, accept rate: {accept_rate:.2f}, " if core.args.spec.enabled else ""
+    logger.info(
+        "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, %scuda graph: False, "
+        "gen throughput (token/s): %.2f, #queue-req: %d",
+        batch_size,
+        used,
+        used / total,
+        spec,
+        throughput,
+        len(core.prefill.live()),
+    )

@@ -1,0 +1,373 @@
+"""Coding scenario: small Python functions and classes, every body executed so that all examples and asserts are true."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from functools import cache
+from pathlib import Path
+from string import Template
+from typing import Any, NamedTuple
+
+from .base import TRAIN, Sample, Slots, assistant, in_split, user, with_system
+from .coding_classes import CLASS_FAMILIES
+from .pools import NOUNS, VERBS, WORDS
+
+HELD_OUT_FAMILIES = frozenset(
+    {"count_less", "shift_all", "word_lengths", "distance", "filter_odd", "first_items", "rectangle"}
+)
+KIND_NAMES = {
+    "ints": "numbers values nums items data",
+    "smallints": "numbers factors values",
+    "sortedints": "numbers sorted_list values",
+    "sortedints2": "other second more",
+    "nested": "lists rows matrix groups",
+    "words": "words names texts labels",
+    "scores": "scores points counts prices",
+    "str": "text sentence line phrase",
+    "word": "word text name",
+    "word2": "other second",
+    "lowerword": "word text name",
+    "letter": "letter char",
+    "target": "target goal wanted",
+    "small": "n number count",
+    "n": "n number value",
+    "n2": "m other second",
+    "big": "n number value",
+    "base": "base number",
+    "exponent": "exponent times",
+    "year": "year",
+}
+KIND_HINTS = {
+    "ints": "list[int]",
+    "smallints": "list[int]",
+    "sortedints": "list[int]",
+    "sortedints2": "list[int]",
+    "nested": "list[list[int]]",
+    "words": "list[str]",
+    "scores": "dict[str, int]",
+    "str": "str",
+    "word": "str",
+    "word2": "str",
+    "lowerword": "str",
+    "letter": "str",
+}
+PALINDROMES = ("level", "radar", "civic", "noon", "refer", "kayak", "rotor")
+ANAGRAMS = (("listen", "silent"), ("stone", "notes"), ("earth", "heart"), ("night", "thing"), ("study", "dusty"))
+
+
+class Family(NamedTuple):
+    """One function family. ``kinds`` are the parameter kinds, ``constants`` ranges of $k and $m."""
+
+    key: str
+    kinds: tuple[str, ...]
+    constants: dict[str, tuple[int, int]]
+    hint: str
+    names: tuple[str, ...]
+    text: dict[str, str]
+    bodies: dict[str, str]
+
+
+class Draft(NamedTuple):
+    """One concrete function: its source, how requests and answers name it, and its executed example."""
+
+    family: Family
+    name: str
+    params: tuple[str, ...]
+    source: str
+    style: str
+    words: dict[str, str]
+    args: tuple[Any, ...]
+    result: Any
+
+
+def parse_family(block: str) -> Family:
+    """Reads one ``@`` block of the notation described in ``families/README.txt``."""
+    lines = block.strip("\n").split("\n")
+    key, params, hint = (part.strip() for part in lines[0].split("|", 2))
+    kinds, constants = [], {}
+    for word in params.split():
+        name, _, span = word.partition(":")
+        if span:
+            low, high = span.split("..")
+            constants[name] = (int(low), int(high))
+        else:
+            kinds.append(name)
+    text: dict[str, str] = {}
+    bodies: dict[str, str] = {}
+    current = ""
+    for line in lines[1:]:
+        match = re.match(r"(names|en|zh|why|whyzh): (.*)$", line)
+        if match:
+            text[match[1]] = match[2]
+        elif line in ("loop:", "short:"):
+            current = line[:-1]
+            bodies[current] = ""
+        else:
+            bodies[current] += "    " + line + "\n"
+    return Family(key, tuple(kinds), constants, hint, tuple(text["names"].split()), text, bodies)
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    """All function families, in file order."""
+    folder = Path(__file__).parent / "families"
+    found = []
+    for name in ("lists.txt", "values.txt"):
+        blocks = folder.joinpath(name).read_text(encoding="utf-8").split("@ ")[1:]
+        found += [parse_family(block) for block in blocks]
+    return tuple(found)
+
+
+def make_value(slots: Slots, kind: str, previous: list[Any]) -> Any:
+    """A random argument of one kind; ``previous`` are the arguments before it."""
+    rng = slots.rng
+    if kind == "ints":
+        values = [rng.randint(1, 99) for _ in range(rng.randint(4, 6))]
+        return [*values, values[0]] if slots.chance(0.2) else values
+    if kind == "smallints":
+        return [rng.randint(1, 9) for _ in range(rng.randint(2, 4))]
+    if kind in ("sortedints", "sortedints2"):
+        return sorted(rng.sample(range(1, 60), rng.randint(3, 5)))
+    if kind == "nested":
+        return [[rng.randint(1, 30) for _ in range(rng.randint(1, 3))] for _ in range(3)]
+    if kind == "words":
+        words = slots.some(WORDS, rng.randint(3, 5))
+        return [*words, words[0]] if slots.chance(0.3) else words
+    if kind == "scores":
+        return {word: rng.randint(1, 99) for word in slots.some(WORDS, 3)}
+    if kind == "str":
+        return " ".join(slots.some(WORDS, rng.randint(2, 4)))
+    if kind in ("word", "lowerword"):
+        return rng.choice(PALINDROMES) if kind == "word" and slots.chance(0.3) else slots.pick(WORDS)
+    if kind == "word2":
+        return "".join(rng.sample(previous[0], len(previous[0]))) if slots.chance(0.5) else slots.pick(WORDS)
+    if kind == "letter":
+        first = previous[0]
+        return rng.choice(first if isinstance(first, str) else first[0]).replace(" ", "a")
+    if kind == "target":
+        return rng.choice(previous[0]) + (rng.choice(previous[0]) if slots.chance(0.2) else 0)
+    spans = {
+        "small": (3, 9),
+        "n": (2, 60),
+        "n2": (2, 60),
+        "big": (100, 99999),
+        "base": (2, 9),
+        "exponent": (2, 5),
+        "year": (1900, 2100),
+    }
+    return rng.randint(*spans[kind])
+
+
+def code_name(slots: Slots, family: Family) -> str:
+    """A function name: the family's own, or a verb with nouns as a user might choose."""
+    if slots.chance(0.45):
+        return slots.phrase(family.names)
+    name = f"{slots.pick(VERBS)}_{slots.pick(NOUNS)}"
+    return f"{name}_{slots.pick(NOUNS)}" if slots.chance(0.3) else name
+
+
+def run_source(source: str, expression: str) -> Any:
+    """Executes generated code and evaluates one expression in it."""
+    space: dict[str, Any] = {}
+    exec(compile(source, "<generated>", "exec"), space)  # our own templates, never outside text
+    return eval(expression, space)
+
+
+def call_text(name: str, args: tuple[Any, ...]) -> str:
+    return f"{name}({', '.join(repr(arg) for arg in args)})"
+
+
+def fresh_args(slots: Slots, family: Family) -> tuple[Any, ...]:
+    args: list[Any] = []
+    for kind in family.kinds:
+        args.append(make_value(slots, kind, args))
+    return tuple(args)
+
+
+def make_draft(slots: Slots, family: Family, hints: bool, docstring: bool, style: str) -> Draft:
+    """Fills one family's template and runs it."""
+    name = code_name(slots, family)
+    params: list[str] = []
+    for kind in family.kinds:
+        options = [word for word in KIND_NAMES[kind].split() if word not in params]
+        params.append(slots.phrase(options))
+    constants = {key: str(slots.integer(low, high)) for key, (low, high) in family.constants.items()}
+    item = "number" if family.kinds[0] in ("ints", "smallints", "nested") else "item"
+    words = {"f": name, "a": params[0], "b": params[-1], "r": "result", "i": item, **constants}
+    body = Template(family.bodies[style]).substitute(words)
+    signature = ", ".join(
+        f"{param}: {KIND_HINTS.get(kind, 'int')}" if hints else param
+        for param, kind in zip(params, family.kinds, strict=True)
+    )
+    doc = Template(family.text["en"]).substitute(words)
+    first = f"def {name}({signature}){' -> ' + family.hint if hints else ''}:\n"
+    source = first + (f'    """{doc[0].upper() + doc[1:]}."""\n' if docstring else "") + body.rstrip("\n")
+    args = fresh_args(slots, family)
+    return Draft(family, name, tuple(params), source, style, words, args, run_source(source, call_text(name, args)))
+
+
+EN_REQUESTS = (
+    "Write a Python function that {d}.",
+    "Write a function in Python that {d}.",
+    "I need a Python function that {d}.",
+    "Can you write a Python function that {d}?",
+    "Please give me a function that {d}.",
+    "Python: a function that {d}.",
+    "Write a Python function to {t}.",
+    "How do I {t} in Python?",
+    "Write a function to {t}.",
+    "Write Python code to {t}.",
+)
+EN_NAMED = (
+    "Write a Python function `{f}` that {d}.",
+    "Write a function called {f} that {d}.",
+    "Please write `{f}`, a function that {d}.",
+    "I need a function named {f} that {d}.",
+)
+ZH_REQUESTS = (
+    "写一个Python函数，{d}。",
+    "请写一个函数，{d}。",
+    "帮我用Python实现：{d}。",
+    "用Python写一个函数，要求{d}。",
+)
+ZH_NAMED = ("写一个Python函数`{f}`，{d}。", "请写一个名为{f}的函数，{d}。")
+
+
+def infinitive(text: str) -> str:
+    """Third person to infinitive for our own descriptions: "returns x and keeps y" -> "return x and keep y"."""
+    first, rest = text.split(" ", 1)
+    irregular = {"does": "do", "multiplies": "multiply"}
+    first = irregular.get(first, first.removesuffix("s"))
+    return f"{first} {re.sub(r' and (keep|return|use)s ', lambda m: f' and {m[1]} ', rest)}"
+
+
+def request_text(slots: Slots, draft: Draft, zh: bool, hints: bool, docstring: bool, own_args: bool) -> str:
+    """The user's words: what the function does, its name unless it is the usual one, and the wishes that change the code."""
+    named = draft.name != draft.family.names[0]
+    options = (ZH_NAMED if named else ZH_REQUESTS) if zh else (EN_NAMED if named else EN_REQUESTS)
+    what = Template(draft.family.text["zh" if zh else "en"]).substitute(draft.words)
+    text = slots.phrase(options).format(f=draft.name, d=what, t=infinitive(what) if not zh else "")
+    params = "、".join(draft.params) if zh else " and ".join(draft.params)
+    if draft.params[0] != KIND_NAMES[draft.family.kinds[0]].split()[0] or len(draft.params) > 1:
+        text += (
+            f"参数名用{params}。" if zh else f" Use the parameter name{'s' if len(draft.params) > 1 else ''} {params}."
+        )
+    if draft.style == "short" and "short" in draft.family.bodies:
+        text += "尽量写短一点。" if zh else slots.phrase((" Keep it short.", " Make it as short as possible."))
+    if hints:
+        text += "加上类型标注。" if zh else " Add type hints."
+    if docstring:
+        text += "加上文档字符串。" if zh else " Add a docstring."
+    if own_args:
+        call = call_text(draft.name, draft.args)
+        text += (
+            f"用{call}做例子。"
+            if zh
+            else slots.phrase((f" Show the result of {call}.", f" Use {call} as the example."))
+        )
+    return text
+
+
+def answer_text(draft: Draft, zh: bool) -> str:
+    call = call_text(draft.name, draft.args)
+    why = Template(draft.family.text["whyzh" if zh else "why"]).substitute(draft.words)
+    if zh:
+        return f"代码如下：\n\n```python\n{draft.source}\n```\n\n例如，`{call}`返回`{draft.result!r}`。{why}"
+    return f"Here is the function:\n\n```python\n{draft.source}\n```\n\nFor example, `{call}` returns `{draft.result!r}`. {why}"
+
+
+def reasoning_text(draft: Draft, zh: bool) -> str:
+    kinds = ", ".join(draft.params)
+    if zh:
+        return f"函数名是{draft.name}，参数是{kinds}。先写代码，再给出一个例子。"
+    return f"The function is {draft.name} with {kinds}. I write the code and then check one example."
+
+
+def follow_up(slots: Slots, draft: Draft, zh: bool) -> list[dict[str, Any]]:
+    """A second turn about the same function: tests, another call, or a rename."""
+    kind = slots.phrase(("tests", "call", "rename"))
+    if kind == "tests":
+        lines = [f"from solution import {draft.name}\n\n"]
+        for _ in range(2):
+            args = fresh_args(slots, draft.family)
+            call = call_text(draft.name, args)
+            lines.append(f"assert {call} == {run_source(draft.source, call)!r}\n")
+        ask = (
+            "请给它写两个测试。"
+            if zh
+            else slots.phrase(("Now write two tests for it.", "Add two asserts.", "Please add tests."))
+        )
+        lead = "测试如下：" if zh else "Here are two tests:"
+        return [user(ask), assistant(f"{lead}\n\n```python\n{''.join(lines)}```")]
+    if kind == "call":
+        call = call_text(draft.name, fresh_args(slots, draft.family))
+        result = run_source(draft.source, call)
+        ask = f"{call}的结果是什么？" if zh else slots.phrase((f"What does {call} return?", f"And {call}?"))
+        return [user(ask), assistant(f"`{call}`返回`{result!r}`。" if zh else f"`{call}` returns `{result!r}`.")]
+    new = f"{slots.pick(VERBS)}_{slots.pick(NOUNS)}"
+    source = re.sub(rf"\b{draft.name}\b", new, draft.source)
+    ask = (
+        f"把函数改名为{new}。"
+        if zh
+        else slots.phrase((f"Rename it to {new}.", f"Please rename the function to `{new}`."))
+    )
+    lead = f"已改名为`{new}`：" if zh else f"Renamed to `{new}`:"
+    return [user(ask), assistant(f"{lead}\n\n```python\n{source}\n```")]
+
+
+def class_sample(slots: Slots, key: str, zh: bool) -> Sample:
+    """A small class with an executed usage example."""
+    en, zh_text, body, usage, why, why_zh = CLASS_FAMILIES[key]
+    noun = slots.pick(NOUNS)
+    words = {
+        "C": key.capitalize()
+        if slots.chance(0.3)
+        else f"{slots.pick(NOUNS).capitalize()}{slots.pick(NOUNS).capitalize()}",
+        "v": noun,
+        "x": str(slots.integer(1, 99)),
+        "y": str(slots.integer(1, 99)),
+    }
+    source, example = Template(body).substitute(words), Template(usage).substitute(words)
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output):
+        exec(compile(source + "\n\n" + example, "<generated>", "exec"), {})
+    what = Template(zh_text if zh else en).substitute(words)
+    if zh:
+        ask = (
+            slots.phrase((f"写{what}。", f"请用Python写{what}。"))
+            + f"例子中的变量叫{noun}，用{words['x']}和{words['y']}。"
+        )
+        answer = f"代码如下：\n\n```python\n{source}\n```\n\n用法：\n\n```python\n{example}\n```\n\n输出：\n\n```\n{output.getvalue()}```\n\n{why_zh}"
+    else:
+        ask = slots.phrase((f"Write {what}.", f"I need {what} in Python.", f"Please write {what}."))
+        ask += f" In the example call the variable {noun} and use {words['x']} and {words['y']}."
+        answer = f"Here is the class:\n\n```python\n{source}\n```\n\nUsage:\n\n```python\n{example}\n```\n\nOutput:\n\n```\n{output.getvalue()}```\n\n{why}"
+    check = {"kind": "code", "run": []}
+    return Sample("coding", key, with_system(slots, [user(ask), assistant(answer)]), check=check)
+
+
+def generate(slots: Slots) -> Sample:
+    """One coding conversation of this split."""
+    zh = slots.chance(0.25)
+    class_keys = [key for key in CLASS_FAMILIES if in_split(key, slots.split, HELD_OUT_FAMILIES)]
+    if class_keys and slots.chance(0.08):
+        return class_sample(slots, slots.phrase(class_keys), zh)
+    family = slots.phrase([family for family in families() if in_split(family.key, slots.split, HELD_OUT_FAMILIES)])
+    hints, docstring, own_args = slots.chance(0.25), slots.chance(0.25), slots.chance(0.6)
+    style = "short" if "short" in family.bodies and slots.chance(0.35) else "loop"
+    draft = make_draft(slots, family, hints, docstring, style)
+    thinking = slots.chance(0.2)
+    messages = [
+        user(request_text(slots, draft, zh, hints, docstring, own_args)),
+        assistant(answer_text(draft, zh), reasoning_text(draft, zh) if thinking else ""),
+    ]
+    if slots.split == TRAIN and not thinking and slots.chance(0.3):
+        messages += follow_up(slots, draft, zh)
+    tests = []
+    for _ in range(3):
+        args = fresh_args(slots, family)
+        tests.append((call_text(draft.name, args), repr(run_source(draft.source, call_text(draft.name, args)))))
+    check = {"kind": "code", "run": tests}
+    return Sample("coding", family.key, with_system(slots, messages), enable_thinking=thinking, check=check)

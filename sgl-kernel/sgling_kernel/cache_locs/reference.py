@@ -1,0 +1,35 @@
+"""Index chains from request rows to cache slots, as pure functions of device lengths and tables.
+
+Request row 0 is the dummy of padded rows: it always maps to slot 0, whatever its length buffer holds.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def window_locs(
+    req_to_token: torch.Tensor, req_pool_indices: torch.Tensor, starts: torch.Tensor, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """KV slots and positions of ``width`` consecutive rows per request.
+
+    Args:
+        req_to_token: integer [R, Lmax], KV slot of each position of each request row.
+        req_pool_indices: int64 [bs].
+        starts: int64 [bs], position of each request's first row; ``starts + width <= Lmax`` (reserved beforehand).
+        width: rows per request.
+
+    Returns:
+        (locs int64 [bs*width], positions int64 [bs*width]), request-major. Padded requests (row 0) get slot 0 and
+        positions 0 .. width-1.
+    """
+    real = (req_pool_indices > 0).unsqueeze(-1)
+    first = torch.where(real, starts.unsqueeze(-1), 0)
+    positions = first + torch.arange(width, device=starts.device)
+    locs = req_to_token[req_pool_indices.unsqueeze(-1), positions]
+    return torch.where(real, locs.long(), 0).flatten(), positions.flatten()
+
+
+def gather_state_slots(state_slot: torch.Tensor, req_pool_indices: torch.Tensor) -> torch.Tensor:
+    """Recurrent-state slot of each request: ``state_slot`` int64 [R], rows [bs] -> int64 [bs]; padded rows get 0."""
+    return torch.where(req_pool_indices > 0, state_slot[req_pool_indices], 0)

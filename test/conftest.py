@@ -1,0 +1,35 @@
+"""Shared test setup: one thread (bits must not depend on the core count), fixed seeds, GPU tests skipped."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import numpy as np
+import pytest
+import torch
+
+torch.set_num_threads(1)
+GPU_TESTS = Path(__file__).parent / "gpu"
+
+
+def pytest_collection_modifyitems(items):
+    """Skip test/gpu where no GPU is visible."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if GPU_TESTS in item.path.parents:
+            item.add_marker(pytest.mark.skip(reason="needs a GPU"))
+
+
+@pytest.fixture(autouse=True)
+def _fixed_seeds():
+    """Every test starts from the same random state, in any order."""
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)

@@ -1,0 +1,54 @@
+"""Environment switches: names, defaults, errors, and that unknown variables are ignored."""
+
+from __future__ import annotations
+
+import pytest
+
+from sgling.srt.config.environ import Environ, bench_authorization, force_shutdown, no_color, read_environ
+
+
+def test_defaults():
+    environ = read_environ({})
+    assert environ == Environ()
+    assert environ.ragged_verify_mode == "static"
+    assert environ.health_check_timeout == 20
+    assert environ.enable_health_endpoint_generation
+    assert (environ.req_waiting_timeout, environ.req_running_timeout) == (-1, -1)
+
+
+def test_published_variables_are_read_and_unknown_ones_ignored():
+    environ = read_environ(
+        {
+            "SGLANG_RAGGED_VERIFY_MODE": "compact",
+            "SGLANG_OPT_FUSED_KDA_VERIFY": "1",
+            "SGLANG_HEALTH_CHECK_TIMEOUT": "3",
+            "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "False",
+            "SGLANG_SOMETHING_ELSE": "x",
+        }
+    )
+    assert environ == Environ("compact", True, 3.0, False)
+
+
+@pytest.mark.parametrize("name", ["SGLANG_HEALTH_CHECK_TIMEOUT", "SGLANG_OPT_FUSED_KDA_VERIFY"])
+def test_unreadable_values_name_the_variable(name):
+    with pytest.raises(ValueError, match=name):
+        read_environ({name: "soon"})
+
+
+def test_process_environment_is_read_when_asked(monkeypatch):
+    monkeypatch.setenv("SGLANG_REQ_WAITING_TIMEOUT", "5")
+    monkeypatch.setenv("SGL_FORCE_SHUTDOWN", "1")
+    assert read_environ().req_waiting_timeout == 5
+    assert force_shutdown()
+    assert not force_shutdown({})
+
+
+def test_bench_authorization():
+    assert bench_authorization({}) is None
+    assert bench_authorization({"API_KEY": "raw"}) == "raw"
+    assert bench_authorization({"API_KEY": "raw", "OPENAI_API_KEY": "k"}) == "Bearer k"
+
+
+def test_no_color():
+    assert no_color({"NO_COLOR": "1"})
+    assert not no_color({"NO_COLOR": ""})
