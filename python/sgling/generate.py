@@ -10,6 +10,7 @@ from typing import NamedTuple
 from sgling.srt.config.environ import no_color
 from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.config.generate_args import GenerateArgs
+from sgling.srt.config.model_config_checks import ModelConfigError
 from sgling.srt.config.model_path import resolve_model_path
 
 _COLOURS = ("\x1b[36m", "\x1b[33m")
@@ -84,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
         from sgling import Engine
 
         engine = Engine(**args.given())
-    except ServerArgsError as error:
+    except (ServerArgsError, ModelConfigError, RuntimeError) as error:
         print(f"sgling generate: error: {error}", file=sys.stderr)
         return 1
     timings: list[Timing] = []

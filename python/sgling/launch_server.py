@@ -6,19 +6,20 @@ import sys
 from collections.abc import Sequence
 
 from sgling.srt.config.flags import ServerArgsError
+from sgling.srt.config.model_config_checks import ModelConfigError
 from sgling.srt.config.server_args import ServerArgs
 
 MODULE_PROG = "python -m sgling.launch_server"
 
 
 def main(argv: Sequence[str], prog: str = MODULE_PROG, positional: str | None = None) -> int:
-    """Start a server; usage errors exit with status 2, arguments that cannot be served with status 1."""
+    """Start a server; usage errors exit with status 2, arguments or models that cannot be served with status 1."""
     try:
         server_args = ServerArgs.from_cli(argv, prog, positional)
         from sgling.srt.entrypoints.http_server import launch_server
 
         launch_server(server_args)
-    except ServerArgsError as error:
+    except (ServerArgsError, ModelConfigError) as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
         return 1
     return 0

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from sgling.bench.client import RequestResult
-from sgling.bench.metrics import Distribution, accept_length, compute_metrics
+from sgling.bench.metrics import STATISTICS, Distribution, accept_length, compute_metrics
 from sgling.bench.report import append_record, format_table, json_record, length_warning, output_path
 from sgling.srt.config.bench_args import BenchServingArgs
 
@@ -131,14 +131,13 @@ def test_record_has_upstream_keys_and_is_appended(tmp_path):
     args = BenchServingArgs.from_cli(["--output-details", "--output-file", str(tmp_path / "out.jsonl")])
     results = [result(0.0, 0.5, [0.5])]
     record = json_record(args, compute_metrics(results, 1.0, 2), {"version": "x"}, results)
-    plain = ["tag", "backend", "dataset_name", "request_rate", "max_concurrency", "sharegpt_output_len", "random_input_len"]
-    plain += ["random_output_len", "random_range_ratio", "server_info", "duration", "completed", "total_input_tokens"]
+    plain = ["tag", "backend", "dataset_name", "request_rate", "max_concurrency", "sharegpt_output_len"]
+    plain += ["random_input_len", "random_output_len", "random_range_ratio"]
+    plain += ["server_info", "duration", "completed", "total_input_tokens"]
     plain += ["total_input_text_tokens", "total_input_vision_tokens", "total_output_tokens"]
     plain += ["total_output_tokens_retokenized", "request_throughput", "input_throughput", "output_throughput"]
     plain += ["total_throughput", "concurrency", "accept_length", "max_output_tokens_per_s", "max_concurrent_requests"]
-    stats = [
-        f"{s}_{n}_ms" for n in ("e2e_latency", "ttft", "tpot", "itl") for s in ["mean", "median", "std", "p90", "p95", "p99"]
-    ]
+    stats = [f"{stat}_{name}_ms" for name in ("e2e_latency", "ttft", "tpot", "itl") for stat in STATISTICS]
     details = ["input_lens", "output_lens", "ttfts", "itls", "generated_texts", "errors"]
     assert set(record) == {*plain, *stats, *details}
     path = output_path(args, datetime.now())

@@ -1,7 +1,7 @@
-"""Drives a loaded model by hand, one request at a time: the smallest prefill, decode and verify loops that are right.
+"""Drives a loaded model by hand, one request per driver: the smallest prefill, decode and verify loops that are right.
 
-No scheduler: pools are made here, the request lives in row 1 with KV slots in shuffled order and state slot 2, so a
-mix-up of positions, slots, rows and state slots shows.
+No scheduler: pools are made here for two requests. Request row r (1 or 2) has its KV slots in shuffled order and state
+slot 3 - r, so a mix-up of positions, slots, rows and state slots shows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sgling.srt.mem_cache.memory_pools import MemoryPools
 from sgling.srt.model_loader import LoadedModel, get_model
 from sgling_kernel.kda import StagedBuffers, commit_replay, commit_staged
 
-_ROW, _STATE_SLOT = 1, 2
+_ROWS = 2
 
 
 def load(path, parallel: ParallelState | None = None, with_nextn: bool = False, **options) -> LoadedModel:
@@ -30,29 +30,41 @@ def load(path, parallel: ParallelState | None = None, with_nextn: bool = False, 
 
 
 def make_pools(config: ModelConfig, heads: int, length: int, width: int, rollback: str, dtype=torch.float32):
-    """Pools for one request of up to ``length`` positions."""
-    order = torch.randperm(length, generator=torch.Generator().manual_seed(7)) + 1
-    req_to_token = torch.zeros(_ROW + 1, length, dtype=torch.int64)
-    req_to_token[_ROW] = order
+    """Pools for two requests of up to ``length`` positions each."""
+    slots = _ROWS * length
+    req_to_token = torch.zeros(_ROWS + 1, length, dtype=torch.int64)
+    req_to_token[1:] = (torch.randperm(slots, generator=torch.Generator().manual_seed(7)) + 1).view(_ROWS, length)
     state = LinearStatePool(LinearStateShape(config.kda_layer_ids, heads, config.head_dim, 3), 3, dtype, "cpu")
     ring = 1 << (2 * width - 1).bit_length()
     return MemoryPools(
         req_to_token=req_to_token,
-        kv=MLATokenToKVPool(config.mla_layer_ids, length, config.kv_row_dim, dtype, "cpu"),
-        draft_kv=MLATokenToKVPool((config.nextn_layer_id,), length, config.kv_row_dim, dtype, "cpu"),
+        kv=MLATokenToKVPool(config.mla_layer_ids, slots, config.kv_row_dim, dtype, "cpu"),
+        draft_kv=MLATokenToKVPool((config.nextn_layer_id,), slots, config.kv_row_dim, dtype, "cpu"),
         state=state,
         rollback=staged_buffers(state, width) if rollback == "staged" else replay_ring(state, ring),
     )
 
 
 class Driver:
-    """One request on one rank's model; ``length`` counts the committed tokens."""
+    """One request on one rank's model; ``length`` counts the committed tokens.
 
-    def __init__(self, loaded: LoadedModel, length: int = 512, width: int = 4, rollback: str = "replay", dtype=None):
+    ``beside`` puts this request into another driver's pools, as row 2.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        length: int = 512,
+        width: int = 4,
+        rollback: str = "replay",
+        dtype: torch.dtype = torch.float32,
+        beside: Driver | None = None,
+    ):
         self.target, self.nextn = loaded.target, loaded.nextn
         config, parallel = self.target.config, self.target.embed_tokens.parallel
         heads = config.num_attention_heads // parallel.size
-        self.pools = make_pools(config, heads, length, width, rollback, dtype or torch.float32)
+        self.pools = beside.pools if beside else make_pools(config, heads, length, width, rollback, dtype)
+        self.row = 2 if beside else 1
         self.capacity = length
         self.length = 0
 
@@ -64,10 +76,10 @@ class Driver:
             mode=mode,
             input_ids=torch.tensor(ids),
             positions=positions,
-            out_cache_loc=self.pools.req_to_token[_ROW, positions],
-            req_pool_indices=torch.tensor([_ROW]),
+            out_cache_loc=self.pools.req_to_token[self.row, positions],
+            req_pool_indices=torch.tensor([self.row]),
             seq_lens=torch.tensor([start]),
-            state_slots=torch.tensor([_STATE_SLOT]),
+            state_slots=torch.tensor([3 - self.row]),
             width=len(ids),
             prefix_len=start if mode.is_prefill else 0,
             kv_bound=self.capacity,
@@ -95,7 +107,7 @@ class Driver:
 
     def commit(self, accept: int, width: int) -> None:
         """Commit the first ``accept`` of the last verify's rows."""
-        state, slots = self.pools.state, torch.tensor([_STATE_SLOT])
+        state, slots = self.pools.state, torch.tensor([3 - self.row])
         pools, accepted = (state.conv, state.temporal, self.pools.rollback), torch.tensor([accept])
         if isinstance(self.pools.rollback, StagedBuffers):
             commit_staged(*pools, slots, accepted)
@@ -111,6 +123,22 @@ class Driver:
             token = int(self.target.logits(self.decode(token).hidden).argmax())
             tokens.append(token)
         return tokens
+
+
+def padded_row(width: int, capacity: int, mode: ForwardMode) -> ForwardBatch:
+    """A request that is not there: dummy row, slots and state, as a padded graph would carry it."""
+    zeros, one = torch.zeros(width, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
+    return ForwardBatch(mode, zeros, zeros, zeros, one, one, one, width, 0, capacity)
+
+
+def join(*batches: ForwardBatch) -> ForwardBatch:
+    """One batch of several requests of equal mode and width."""
+    joined = {
+        name: torch.cat([getattr(batch, name) for batch in batches])
+        for name, value in batches[0]._asdict().items()
+        if isinstance(value, torch.Tensor)
+    }
+    return batches[0]._replace(**joined)
 
 
 def prompt_ids(length: int, vocab: int = 512, seed: int = 0) -> list[int]:

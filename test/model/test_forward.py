@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from model.driver import Driver, load, prompt_ids
+from model.driver import Driver, join, load, padded_row, prompt_ids
 from model.tiny_model import tiny_config, write_tiny_checkpoint
 from sgling.srt.core.forward_batch import ForwardMode
-from sgling.srt.layers.attention.base import AttentionBackend
+from sgling.srt.layers.attention.base import AttentionBackend, AttentionContext
 from sgling.srt.layers.attention.hybrid import HybridLinearAttnBackend
 from sgling.srt.layers.attention.kda import KDAAttnBackend
 from sgling.srt.layers.attention.mla import MLAAttnBackend
@@ -38,7 +38,7 @@ def test_decode_continues_prefill(loaded):
 @pytest.mark.parametrize("rollback", ["staged", "replay"])
 @pytest.mark.parametrize("accept", [1, 3, 4])
 def test_verify_and_commit_equal_decode_steps(loaded, rollback, accept):
-    """With products in fixed-row blocks every bit agrees: hidden rows, KDA states, conv windows, KV of accepted rows."""
+    """With products in fixed-row blocks every bit agrees: hidden rows, KDA state, conv window, next step."""
     window = PROMPT[64:68]
     with fixed_rows(4):
         plain, speculative = Driver(loaded, rollback=rollback), Driver(loaded, rollback=rollback)
@@ -50,10 +50,38 @@ def test_verify_and_commit_equal_decode_steps(loaded, rollback, accept):
         speculative.commit(accept, len(window))
         steps = torch.cat([plain.decode(token).hidden for token in window[:accept]])
         assert torch.equal(rows[:accept], steps)
-        assert torch.equal(speculative.pools.state.temporal, plain.pools.state.temporal)
-        assert torch.equal(speculative.pools.state.conv, plain.pools.state.conv)
+        for pool in ("temporal", "conv"):
+            ours, theirs = (getattr(driver.pools.state, pool)[:, 1:] for driver in (speculative, plain))
+            assert torch.equal(ours, theirs), pool
         after = [driver.decode(9).hidden for driver in (plain, speculative)]
         assert torch.equal(*after)
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_batch_neighbours_and_padding_change_nothing(loaded, width):
+    """Two requests of different length and two padded rows in one batch; every dummy starts as NaN."""
+    mode = ForwardMode.DECODE if width == 1 else ForwardMode.TARGET_VERIFY
+    windows = [PROMPT[:width], PROMPT[20 : 20 + width]]
+
+    def pair():
+        first = Driver(loaded)
+        second = Driver(loaded, beside=first)
+        first.prefill(PROMPT)
+        second.prefill(PROMPT[5:40])
+        return first, second
+
+    with fixed_rows(4):
+        alone = torch.cat(
+            [loaded.target.forward(d.batch(mode, ids), d.pools).hidden for d, ids in zip(pair(), windows, strict=True)]
+        )
+        drivers = pair()
+        pools = drivers[0].pools
+        for pool in (pools.kv.buffer[:, 0], pools.state.temporal[:, 0], pools.state.conv[:, 0]):
+            pool.fill_(float("nan"))
+        batches = [driver.batch(mode, ids) for driver, ids in zip(drivers, windows, strict=True)]
+        padding = [padded_row(width, drivers[0].capacity, mode)] * 2
+        together = loaded.target.forward(join(*batches, *padding), pools).hidden
+    assert torch.equal(together[: 2 * width], alone)
 
 
 def test_only_the_requests_own_slots_change(loaded):
@@ -166,8 +194,6 @@ class TestNextN:
     @staticmethod
     def _layer(nextn, driver, batch, joined):
         mla = nextn.attn_backend.init_forward_metadata_in_graph(batch, driver.pools)
-        from sgling.srt.layers.attention.base import AttentionContext
-
         context = AttentionContext(batch, driver.pools.draft_kv, mla, ())
         stream = joined @ nextn.eh_proj.weight.T
         out, residual = nextn.layer.forward(nextn.layer.input_layernorm.forward(stream), stream, context)

@@ -1,5 +1,6 @@
 """KDA prefill: the chunk form against the recurrence, FLA's naive form and itself in pieces; rounding points."""
 
+import math
 import time
 
 import pytest
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 
 from ops.kda_case import make_params, make_pools, make_rows, same_bits
 from sgling_kernel.kda import cpu, kda_decode, kda_prefill, reference
+from sgling_kernel.kda.recurrence import short_conv
 
 HEADS, DIM = 4, 64
 GATES = {"mixed": (0.0, 1.0), "near_lower_bound": (8.0, 1.0), "near_zero": (-8.0, 1.0), "both_ends": (0.0, 12.0)}
@@ -102,6 +104,13 @@ def test_conv_is_rounded_to_the_model_dtype_before_the_recurrence():
     _, new_window, state = kda_prefill(*rows, p, window, torch.zeros(1, 32, 32))
     torch.testing.assert_close(state[0], v[0, 0, :, None] * k[0, 0, None, :], rtol=1e-6, atol=1e-7)
     assert torch.equal(new_window, torch.cat([window[1:], rows.qkv]))
+
+
+def test_conv_taps_are_summed_oldest_to_newest_in_fp32():
+    rows = torch.tensor([1e8, -1e8, 1.0, 1.0]).view(1, 4, 1)  # from the newest end the two ones would be lost
+    assert short_conv(rows, torch.ones(1, 4), torch.float32).item() == pytest.approx(2.0 / (1.0 + math.exp(-2.0)))
+    taps = short_conv(torch.eye(4)[:, :, None], torch.tensor([[1.0, 2.0, 3.0, 4.0]]), torch.float32).flatten()
+    torch.testing.assert_close(taps, F.silu(torch.tensor([1.0, 2.0, 3.0, 4.0])))
 
 
 def test_zero_tokens_and_an_unsafe_gate_bound_are_refused():

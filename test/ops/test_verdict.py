@@ -88,7 +88,7 @@ def chi_square_fits(counts, p):
 @pytest.mark.parametrize("draft", [0, 5])
 def test_sampled_verify_draws_from_the_target(filters, draft):
     """First token ~ p0 whatever the draft; second, given the draft was accepted, ~ p1; acceptance = p0(draft)."""
-    n, temperature = 30000, 1.3
+    n, temperature = 10000, 1.3
     logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(3)) * 1.5
     columns = {
         "temperature": torch.full((n,), temperature),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from contextlib import asynccontextmanager
 from functools import cache
 
-from fake_scheduler import FakeScheduler
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from server.fake_scheduler import FakeScheduler
+from sgling.srt.config.model_config import ModelConfig
+from sgling.srt.config.model_path import ASSETS_DIR
 from sgling.srt.config.server_args import ServerArgs
 from sgling.srt.managers.channel import QueueChannel
 from sgling.srt.managers.scheduler_job import serve_scheduler
@@ -40,11 +43,11 @@ def small_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-class SmallModelConfig:
-    """The part of a model config that the front end reads."""
-
-    vocab_size = VOCAB_SIZE
-    architecture = "BailingMoeV3ForCausalLM"
+@cache
+def small_model_config() -> ModelConfig:
+    """The embedded model's config with a vocabulary of VOCAB_SIZE rows."""
+    raw = json.loads((ASSETS_DIR / "ling3-pico" / "config.json").read_text())
+    return ModelConfig.from_dict({**raw, "vocab_size": VOCAB_SIZE})
 
 
 def server_args(**changes) -> ServerArgs:
@@ -53,14 +56,14 @@ def server_args(**changes) -> ServerArgs:
 
 
 @asynccontextmanager
-async def running_manager(tokenizer=None, observers=(), **arg_changes):
+async def running_manager(tokenizer=None, observers=(), scheduler_type=FakeScheduler, **arg_changes):
     """A manager over a fake scheduler in a thread; yields (manager, scheduler)."""
     channel = QueueChannel()
-    scheduler = FakeScheduler(channel)
+    scheduler = scheduler_type(channel)
     thread = threading.Thread(target=serve_scheduler, args=(None, channel, _Rank0, lambda *_: scheduler), daemon=True)
     thread.start()
     args = server_args(**arg_changes)
-    manager = TokenizerManager(args, SmallModelConfig, channel.tokenizer_side(), tokenizer, observers)
+    manager = TokenizerManager(args, small_model_config(), channel.tokenizer_side(), tokenizer, observers)
     await asyncio.wait_for(manager.start(), 5)
     manager.ready = True
     try:

@@ -221,7 +221,7 @@ def test_usage_errors_exit_with_status_2(line, capsys):
 
 
 def test_abbreviations_aliases_and_suffixes():
-    args = ServerArgs.parse(["--tp", "2", "--model", "m", "--context-len", "4k", "--max-total", "1.5k", "--speculative-num-s", "2"])
+    args = ServerArgs.parse("--tp 2 --model m --context-len 4k --max-total 1.5k --speculative-num-s 2".split())
     assert (args.tp_size, args.model_path, args.context_length) == (2, "m", 4000)
     assert (args.max_total_tokens, args.speculative_num_steps) == (1500, 2)
     assert ServerArgs.parse(["--tensor-parallel-size", "8"]).tp_size == 8

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,6 +11,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+
+from sgling.srt.config.flags import Kind, flag_fields
+from sgling.srt.config.server_args import ServerArgs
 
 ROOT = Path(__file__).resolve().parents[2]
 TREES = {"sgling": ROOT / "python", "sgling_kernel": ROOT / "sgl-kernel"}
@@ -94,8 +98,8 @@ def allowed(source: str, target: str) -> bool:
         return False
     if source == "bench":  # public interfaces only
         return target in (*LEAVES, "root")
-    if source == "training":  # has its own forward; shares what lies below the serving runtime
-        return target in LEAVES or LEVEL.get(target, -1) > LEVEL["speculative"]
+    if source == "training":  # has its own forward; shares the chat format and what lies below the serving runtime
+        return target in (*LEAVES, "parser", "root") or LEVEL.get(target, -1) > LEVEL["speculative"]
     if source == "kernel":
         return False
     return target in LEAVES or LEVEL.get(target, -1) > LEVEL[source]
@@ -180,6 +184,19 @@ def test_only_config_reads_command_line_and_environment():
         for found in _reads_environment(parse(path))
     ]
     assert not wrong, "\n".join(wrong)
+
+
+# Read by spec_config and ServerArgs themselves, or (radix cache) true of every server until there is such a cache.
+READ_IN_CONFIG = re.compile("speculative_.*|(enable_)?linear_(replayssm|rollback).*|config|disable_radix_cache")
+
+
+def test_every_supported_flag_is_read():
+    """A flag that is parsed and then ignored would be a silent lie; hints and missing features are declared as such."""
+    runtime = [path for name, path in modules().items() if name.startswith("sgling.srt.") and part(name) != "config"]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in runtime)
+    supported = [field.name for field, spec in flag_fields(ServerArgs) if spec.kind is Kind.SUPPORTED]
+    unread = [name for name in supported if not re.search(rf"args\.{name}\b", text)]
+    assert [name for name in unread if not READ_IN_CONFIG.fullmatch(name)] == []
 
 
 BLOCKED_IMPORT = """

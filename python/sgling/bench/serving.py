@@ -96,9 +96,9 @@ async def run_load(args: BenchServingArgs, prompts: Sequence[Prompt], options: G
 
     tasks = []
     for prompt in prompts:
-        tasks.append(asyncio.create_task(limited(prompt)))
-        if args.request_rate != float("inf"):
+        if tasks and args.request_rate != float("inf"):
             await asyncio.sleep(rng.exponential(1 / args.request_rate))
+        tasks.append(asyncio.create_task(limited(prompt)))
     return await asyncio.gather(*tasks)
 
 

@@ -83,7 +83,7 @@ def _keep_top(
         threshold = _select_threshold(keys, keep.long(), top_k, reduce)
         keep = (keys >= threshold.unsqueeze(-1)) | (top_k < 1).unsqueeze(-1)
     if flags.top_p:
-        mass = fixed_mass(log_p) * keep
+        mass = fixed_mass(log_p).masked_fill(~keep, 0)
         total = reduce.sum(mass.sum(dim=-1))
         wanted = (total.double() * top_p.double()).long().clamp(min=1)
         threshold = _select_threshold(keys, mass, wanted, reduce)
@@ -106,18 +106,18 @@ def _select_threshold(
     total weight is less than wanted, t is the smallest possible key.
     """
     rows, bins = keys.shape[0], 1 << _DIGIT_BITS
-    unsigned = keys.long() + 2**31
-    prefix = torch.zeros_like(wanted)
+    bits = keys ^ -(2**31)  # unsigned order; the shifts below are arithmetic, hence the masks
+    prefix, zero = torch.zeros_like(wanted), weights.new_zeros(())
     for shift in range(32 - _DIGIT_BITS, -1, -_DIGIT_BITS):
-        digits = unsigned >> shift
-        inside = (digits >> _DIGIT_BITS) == prefix.unsqueeze(-1)
-        histogram = torch.zeros(rows, bins, dtype=torch.int64, device=keys.device)
-        histogram.scatter_add_(1, digits & (bins - 1), weights * inside)
+        matching = weights
+        if shift + _DIGIT_BITS < 32:
+            upper = (bits >> (shift + _DIGIT_BITS)) & ((1 << (32 - _DIGIT_BITS - shift)) - 1)
+            matching = torch.where(upper == prefix.int().unsqueeze(-1), weights, zero)
+        digits = ((bits >> shift) & (bins - 1)).long()
+        histogram = torch.zeros(rows, bins, dtype=torch.int64, device=keys.device).scatter_add_(1, digits, matching)
         at_least = reduce.sum(histogram).flip(-1).cumsum(-1).flip(-1)  # weight of digit >= d
         digit = ((at_least >= wanted.unsqueeze(-1)).sum(dim=-1) - 1).clamp(min=0)
-        above = torch.where(
-            digit + 1 < bins, at_least.gather(1, (digit + 1).clamp(max=bins - 1).unsqueeze(-1))[:, 0], 0
-        )
-        wanted = wanted - above
+        above = at_least.gather(1, (digit + 1).clamp(max=bins - 1).unsqueeze(-1)).squeeze(-1)
+        wanted = wanted - torch.where(digit < bins - 1, above, 0)
         prefix = (prefix << _DIGIT_BITS) | digit
     return (prefix - 2**31).int()

@@ -63,6 +63,6 @@ class LogArgs:
     bucket_time_to_first_token: list[float] | None = not_built(None, "custom histogram buckets")
     bucket_inter_token_latency: list[float] | None = not_built(None, "custom histogram buckets")
     bucket_e2e_request_latency: list[float] | None = not_built(None, "custom histogram buckets")
-    watchdog_timeout: float = flag(300.0, "seconds a step may take before the server gives up")
+    watchdog_timeout: float = hint(300.0, "there is no watchdog yet")
     soft_watchdog_timeout: float | None = not_built(None, "a watchdog that only reports")
     crash_dump_folder: str | None = not_built(None, "crash dumps")

@@ -1,34 +1,29 @@
-"""Shape and constants of a Bailing-V3 model (Ling-3.0-flash, -tiny, ling3-pico), read from config.json.
-
-The reader accepts the native spelling and the one transformers writes. There ``head_dim`` is the rope dimension and
-``linear_head_dim`` the KDA one; ``num_experts_per_token``, ``num_expert_group``, ``moe_renormalize`` and
-``model_max_length`` stand for ``num_experts_per_tok``, ``n_group``, ``norm_topk_prob`` and
-``max_position_embeddings``; ``layer_types`` and ``mlp_layer_types`` are explicit lists. ``rotary_dim`` and
-``partial_rotary_factor`` are decoys in both: all ``qk_rope_head_dim`` dimensions rotate.
-"""
+"""Shape and constants of a Bailing-V3 model (Ling-3.0-flash, -tiny, ling3-pico), read from config.json."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sgling.srt.config.model_config_checks import ModelConfigError, check_supported, require_positive
+from sgling.srt.config.model_config_checks import ModelConfigError, check_supported
+from sgling.srt.config.model_config_readers import (
+    merge_overrides,
+    native_names,
+    read_dtype,
+    read_eos_ids,
+    read_first_k_dense,
+    read_json,
+    read_layer_types,
+    read_limits,
+    read_nextn_layers,
+    read_number,
+    read_positive,
+    read_rope_theta,
+    read_shared_width,
+)
 
-_TRANSFORMERS_NAMES = {
-    "num_experts_per_token": "num_experts_per_tok",
-    "num_expert_group": "n_group",
-    "moe_renormalize": "norm_topk_prob",
-    "model_max_length": "max_position_embeddings",
-    "num_local_experts": "num_experts",
-    "n_shared_experts": "num_shared_experts",
-    "num_mtp_layers": "num_nextn_predict_layers",
-    "linear_head_dim": "head_dim",
-    "linear_conv_kernel_dim": "short_conv_kernel_size",
-    "torch_dtype": "dtype",
-}
 _GENERATION_KEYS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -108,10 +103,10 @@ class ModelConfig:
             ModelConfigError: config.json is absent, no JSON object, or not supported.
         """
         directory = Path(path)
-        raw = _read_json(directory / "config.json")
+        raw = read_json(directory / "config.json")
         generation_file = directory / "generation_config.json"
-        generation = _read_json(generation_file) if generation_file.exists() else None
-        return cls.from_dict(_merged(raw, overrides or {}), generation)
+        generation = read_json(generation_file) if generation_file.exists() else None
+        return cls.from_dict(merge_overrides(raw, overrides or {}), generation)
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], generation: Mapping[str, Any] | None = None) -> ModelConfig:
@@ -122,29 +117,29 @@ class ModelConfig:
         """
         raw = native_names(config)
         check_supported(raw)
-        num_layers = require_positive(raw, "num_hidden_layers")
+        num_layers = read_positive(raw, "num_hidden_layers")
         model = cls(
             architecture=(raw.get("architectures") or ("BailingMoeV3ForCausalLM",))[0],
             num_hidden_layers=num_layers,
-            layer_types=_layer_types(raw, num_layers),
-            first_k_dense_replace=_first_k_dense(raw, num_layers),
+            layer_types=read_layer_types(raw, num_layers),
+            first_k_dense_replace=read_first_k_dense(raw, num_layers),
             norm_topk_prob=bool(raw.get("norm_topk_prob", True)),
-            moe_shared_expert_intermediate_size=_shared_width(raw),
-            routed_swiglu_limits=_limits(raw, "expert_swiglu_limit_list", num_layers),
-            shared_swiglu_limits=_limits(raw, "share_expert_swiglu_limit_list", num_layers),
-            q_lora_rank=None if raw.get("q_lora_rank") is None else require_positive(raw, "q_lora_rank"),
-            rope_theta=_rope_theta(raw),
-            routed_scaling_factor=_number(raw, "routed_scaling_factor", 1.0),
-            rms_norm_eps=_number(raw, "rms_norm_eps", 1e-6),
-            kda_lower_bound=_number(raw, "kda_lower_bound", -5.0),
+            moe_shared_expert_intermediate_size=read_shared_width(raw),
+            routed_swiglu_limits=read_limits(raw, "expert_swiglu_limit_list", num_layers),
+            shared_swiglu_limits=read_limits(raw, "share_expert_swiglu_limit_list", num_layers),
+            q_lora_rank=None if raw.get("q_lora_rank") is None else read_positive(raw, "q_lora_rank"),
+            rope_theta=read_rope_theta(raw),
+            routed_scaling_factor=read_number(raw, "routed_scaling_factor", 1.0),
+            rms_norm_eps=read_number(raw, "rms_norm_eps", 1e-6),
+            kda_lower_bound=read_number(raw, "kda_lower_bound", -5.0),
             short_conv_kernel_size=raw.get("short_conv_kernel_size") or 4,
-            num_nextn_predict_layers=_nextn_layers(raw),
+            num_nextn_predict_layers=read_nextn_layers(raw),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
-            dtype=_dtype(raw),
-            eos_token_ids=_eos_ids(raw, generation or {}),
+            dtype=read_dtype(raw),
+            eos_token_ids=read_eos_ids(raw, generation or {}),
             pad_token_id=raw.get("pad_token_id"),
             generation=GenerationDefaults(**{k: (generation or {}).get(k) for k in _GENERATION_KEYS}),
-            **{key: require_positive(raw, key) for key in _SIZES},
+            **{key: read_positive(raw, key) for key in _SIZES},
         )
         _check_consistent(model, raw)
         return model
@@ -236,118 +231,6 @@ _SHARDED_SIZES = (
     "moe_intermediate_size",
     "moe_shared_expert_intermediate_size",
 )
-
-
-def native_names(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of config.json under native names.
-
-    A transformers name wins over the native one: only for ``head_dim`` are both written with different values, and
-    there the transformers key (``linear_head_dim``) is the true KDA width.
-    """
-    raw = dict(config)
-    for theirs, ours in _TRANSFORMERS_NAMES.items():
-        if raw.get(theirs) is not None:
-            raw[ours] = raw[theirs]
-    return raw
-
-
-def _merged(raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json with overrides on top; an override in one spelling also replaces the other spelling's key."""
-    twins = {**_TRANSFORMERS_NAMES, **{ours: theirs for theirs, ours in _TRANSFORMERS_NAMES.items()}}
-    hidden = {twins[key] for key in overrides if key in twins}
-    return {**{key: value for key, value in raw.items() if key not in hidden}, **overrides}
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ModelConfigError(f"{path}: file not found")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ModelConfigError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelConfigError(f"{path}: must hold a JSON object, holds {type(content).__name__}")
-    return content
-
-
-def _layer_types(raw: Mapping[str, Any], num_layers: int) -> tuple[str, ...]:
-    """Attention kind of each layer: an explicit list, else the group rule (incomplete last group: all MLA)."""
-    listed = raw.get("layer_types")
-    if listed is not None:
-        kinds = {"linear_attention": "kda", "full_attention": "mla"}
-        if len(listed) != num_layers or any(kind not in kinds for kind in listed):
-            raise ModelConfigError(
-                f"config.json: layer_types={listed!r}: needs {num_layers} entries out of {tuple(kinds)}"
-            )
-        return tuple(kinds[kind] for kind in listed)
-    group = require_positive(raw, "layer_group_size")
-    tail = num_layers // group * group
-    return tuple("mla" if (i + 1) % group == 0 or i >= tail else "kda" for i in range(num_layers))
-
-
-def _first_k_dense(raw: Mapping[str, Any], num_layers: int) -> int:
-    listed = raw.get("mlp_layer_types")
-    if listed is None:
-        count = raw.get("first_k_dense_replace", 0)
-        if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= num_layers:
-            raise ModelConfigError(f"config.json: first_k_dense_replace={count!r}: must lie in 0..{num_layers}")
-        return count
-    count = list(listed).count("dense")
-    if list(listed) != ["dense"] * count + ["sparse"] * (num_layers - count):
-        raise ModelConfigError(f"config.json: mlp_layer_types={listed!r}: dense layers must precede all sparse ones")
-    return count
-
-
-def _shared_width(raw: Mapping[str, Any]) -> int:
-    each = "moe_shared_expert_intermediate_size"
-    width = require_positive(raw, each if raw.get(each) is not None else "moe_intermediate_size")
-    return width * require_positive(raw, "num_shared_experts")
-
-
-def _limits(raw: Mapping[str, Any], key: str, num_layers: int) -> tuple[float | None, ...]:
-    listed = raw.get(key)
-    if listed is None:
-        return (None,) * num_layers
-    if not isinstance(listed, list | tuple) or len(listed) != num_layers:
-        raise ModelConfigError(f"config.json: {key}={listed!r}: needs num_hidden_layers={num_layers} entries")
-    if any(limit is not None and not (isinstance(limit, int | float) and limit >= 0) for limit in listed):
-        raise ModelConfigError(f"config.json: {key}={listed!r}: limits must be numbers >= 0 (0 = no clamp)")
-    return tuple(float(limit) if limit else None for limit in listed)
-
-
-def _rope_theta(raw: Mapping[str, Any]) -> float:
-    nested = raw.get("rope_parameters") or {}
-    return _number({"rope_theta": nested.get("rope_theta", raw.get("rope_theta"))}, "rope_theta", None)
-
-
-def _number(raw: Mapping[str, Any], key: str, default: float | None) -> float:
-    value = raw.get(key)
-    value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ModelConfigError(f"config.json: {key}={value!r}: must be a number")
-    return float(value)
-
-
-def _nextn_layers(raw: Mapping[str, Any]) -> int:
-    count = raw.get("num_nextn_predict_layers") or 0
-    if count not in (0, 1):
-        raise ModelConfigError(f"config.json: num_nextn_predict_layers={count!r}: at most one NEXTN layer is supported")
-    return count
-
-
-def _dtype(raw: Mapping[str, Any]) -> str:
-    name = str(raw.get("dtype") or "bfloat16").removeprefix("torch.")
-    if name not in ("bfloat16", "float16", "float32"):
-        raise ModelConfigError(f"config.json: dtype={name!r}: supported are bfloat16, float16 and float32")
-    return name
-
-
-def _eos_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    ids: list[int] = []
-    for source in (raw, generation):
-        value = source.get("eos_token_id")
-        ids += value if isinstance(value, list | tuple) else [] if value is None else [value]
-    return tuple(dict.fromkeys(ids))
 
 
 def _check_consistent(model: ModelConfig, raw: Mapping[str, Any]) -> None:

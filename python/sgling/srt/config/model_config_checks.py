@@ -101,17 +101,3 @@ def _check_rope(raw: Mapping[str, Any]) -> None:
                 f"config.json: {key}={value!r}: scaled RoPE (YaRN and others) is not built; "
                 "the context is limited to max_position_embeddings"
             )
-
-
-def require_positive(raw: Mapping[str, Any], key: str) -> int:
-    """Positive integer under ``key``.
-
-    Raises:
-        ModelConfigError: the key is missing or the value is no positive integer.
-    """
-    if raw.get(key) is None:
-        raise ModelConfigError(f"config.json: required key {key!r} is missing")
-    value = raw[key]
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ModelConfigError(f"config.json: {key}={value!r}: must be a positive integer")
-    return value

@@ -11,7 +11,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from sgling.srt.entrypoints import admin_routes, info_routes, native_routes
 from sgling.srt.entrypoints.errors import install_error_handlers
 from sgling.srt.entrypoints.middleware import ApiKeyMiddleware
-from sgling.srt.entrypoints.openai.routes import openai_router
+from sgling.srt.entrypoints.openai.routes import install_openai
 from sgling.srt.managers.scheduler_job import SchedulerJob
 from sgling.srt.managers.tokenizer_manager import TokenizerManager
 from sgling.srt.observability.metrics import ServerMetrics
@@ -42,8 +42,9 @@ def create_app(parts: AppParts) -> FastAPI:
     app.state.metrics = parts.metrics
     app.state.startup_time = parts.startup_time
     app.state.started_at = time.time()
-    for router in (native_routes.router, admin_routes.router, info_routes.router, openai_router(parts.manager)):
+    for router in (native_routes.router, admin_routes.router, info_routes.router):
         app.include_router(router)
+    install_openai(app, parts.manager)
     install_error_handlers(app)
     # the last one added is the outermost: a refusal carries CORS headers too, and preflights need no key
     if args.api_key is not None or args.admin_api_key is not None:

@@ -68,10 +68,12 @@ class DeltaView:
 @router.post("/tokenize")
 @router.post("/v1/tokenize")
 async def tokenize(request: Request) -> Response:
-    """Token ids of a prompt, or of each prompt of a list."""
+    """Token ids of a prompt, of each prompt of a list, or of the prompt that messages render to."""
     body = await read_json_object(request)
     manager = manager_of(request)
     prompt = body.get("prompt")
+    if prompt is None and body.get("messages") is not None:
+        prompt = request.app.state.openai_serving.chat.prompt_of_body(body)
     prompts = prompt if isinstance(prompt, list) else [prompt]
     if not all(isinstance(entry, str) for entry in prompts):
         raise RequestError(f"prompt must be a string or a list of strings, got {show(prompt)}")

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 from fastapi import Request
+from fastapi.responses import Response
 
 from sgling.srt.entrypoints.errors import ClientGone
 
@@ -51,13 +52,14 @@ async def _disconnected(receive) -> None:
         pass
 
 
-class EventStream:
-    """ASGI response that streams events; ``events`` yields encoded ones (:func:`sse_event`, then :data:`DONE_EVENT`).
+class EventStream(Response):
+    """Response that streams events; ``events`` yields encoded ones (:func:`sse_event`, then :data:`DONE_EVENT`).
 
     The iterator is closed in any case, so its ``finally`` blocks run as soon as the client has gone.
     """
 
     def __init__(self, events: AsyncIterator[bytes]):
+        super().__init__()
         self._events = events
 
     async def __call__(self, scope, receive, send) -> None:

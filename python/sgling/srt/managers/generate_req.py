@@ -6,6 +6,7 @@ not built); limits of the model and of the server are :mod:`sgling.srt.managers.
 
 from __future__ import annotations
 
+import reprlib
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -188,9 +189,14 @@ class GenerateReqInput:
         )
 
 
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 72
+_SHORT.maxlist = _SHORT.maxdict = 12
+
+
 def show(value: Any) -> str:
-    """Short repr for error messages."""
-    text = repr(value)
+    """Short repr for error messages; cheap for huge values too."""
+    text = _SHORT.repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -70,7 +70,7 @@ class RequestPreparer:
             if len(text) < THREAD_TEXT_LEN:
                 return self._codec.encode(text)
             return await asyncio.to_thread(self._codec.encode, text)
-        except (UnicodeError, TypeError) as error:
+        except UnicodeEncodeError as error:
             raise RequestError("text is not valid Unicode (it holds a lone surrogate)") from error
 
     def _builder(

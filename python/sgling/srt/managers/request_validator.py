@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from sgling.srt.config.spec_config import SpecConfig
-from sgling.srt.managers.generate_req import RequestError, RequestItem
+from sgling.srt.managers.generate_req import RequestError, RequestItem, show
 from sgling.srt.managers.io_struct import TokenizedGenerateReqInput
 from sgling.srt.sampling.sampling_params import SamplingParams, SamplingParamsError
 
@@ -59,8 +59,8 @@ def tokenized_request(
     item: RequestItem, input_ids: list[int], stream: bool, limits: RequestLimits
 ) -> TokenizedGenerateReqInput:
     """The scheduler's form of one item; raises :class:`RequestError` when it breaks a limit."""
-    _check_vocabulary("input_ids", input_ids, limits.vocab_size)
     _check_lengths(item, input_ids, limits)
+    _check_vocabulary("input_ids", input_ids, limits.vocab_size)
     _check_logprobs(item, len(input_ids), limits.vocab_size)
     return TokenizedGenerateReqInput(
         rid=item.rid,
@@ -77,7 +77,7 @@ def tokenized_request(
 def _check_vocabulary(name: str, ids: list[int], vocab_size: int) -> None:
     for token_id in ids:
         if not 0 <= token_id < vocab_size:
-            raise RequestError(f"{name}: token id {token_id} is outside the vocabulary [0, {vocab_size})")
+            raise RequestError(f"{name}: token id {show(token_id)} is outside the vocabulary [0, {vocab_size})")
 
 
 def _check_lengths(item: RequestItem, input_ids: list[int], limits: RequestLimits) -> None:

@@ -50,8 +50,8 @@ class ResponseBuilder:
         self._ids: list[int] = []
         self._reasoning_tokens = 0
         self._reasoning_open = bool(options.reasoning_end_ids)
-        self._output_logprobs: dict[str, list] = {}
-        self._input_logprobs: dict[str, list] = {}
+        self._input_logprobs = self._triples("input", RequestLogprobs())
+        self._output_logprobs = self._triples("output", RequestLogprobs())
         self._accepted_runs: list[int] = []
 
     def apply(self, output: RequestOutput) -> dict:
@@ -96,7 +96,7 @@ class ResponseBuilder:
         if self.options.return_logprob:
             meta.update(self._input_logprobs)
             meta.update({name: entries.copy() for name, entries in self._output_logprobs.items()})
-            meta["output_token_logprobs_length"] = len(self._output_logprobs.get("output_token_logprobs", ()))
+            meta["output_token_logprobs_length"] = len(self._output_logprobs["output_token_logprobs"])
         if reason is not None:
             now = time.time()
             meta["e2e_latency"] = now - self._created
@@ -108,8 +108,9 @@ class ResponseBuilder:
     def _collect_logprobs(self, output: RequestOutput) -> None:
         if output.input_logprobs is not None:
             self._input_logprobs = self._triples("input", output.input_logprobs)
-        for name, entries in self._triples("output", output.logprobs or RequestLogprobs()).items():
-            self._output_logprobs.setdefault(name, []).extend(entries)
+        if output.logprobs is not None:
+            for name, entries in self._triples("output", output.logprobs).items():
+                self._output_logprobs[name].extend(entries)
 
     def _triples(self, side: str, logprobs: RequestLogprobs) -> dict[str, list]:
         """Upstream's lists: ``{side}_token_logprobs`` and, where asked for, ``_top_`` and ``_token_ids_``."""

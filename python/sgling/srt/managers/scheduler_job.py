@@ -5,15 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sgling.srt.config.model_config import ModelConfig
 from sgling.srt.config.model_path import resolve_model_path
 from sgling.srt.config.server_args import ServerArgs
-from sgling.srt.distributed.parallel_state import ParallelState
 from sgling.srt.managers.channel import SchedulerChannel
 from sgling.srt.managers.io_struct import SchedulerDied, SchedulerReady
-from sgling.srt.managers.text_codec import find_tokenizer, load_backend
+from sgling.srt.managers.text_codec import find_tokenizer, load_tokenizer
+
+if TYPE_CHECKING:  # the HTTP process runs without torch
+    from sgling.srt.distributed.parallel_state import ParallelState
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +44,7 @@ class SchedulerJob(NamedTuple):
     tokenizer_dir: Path | None
 
 
-SchedulerFactory = Callable[[SchedulerJob, SchedulerChannel | None, ParallelState], SchedulerLike]
+SchedulerFactory = Callable[[SchedulerJob, SchedulerChannel | None, "ParallelState"], SchedulerLike]
 
 
 def make_job(server_args: ServerArgs) -> SchedulerJob:
@@ -63,7 +65,7 @@ def create_scheduler(job: SchedulerJob, channel: SchedulerChannel | None, parall
     """The model's scheduler. ``channel`` is None on ranks other than 0."""
     from sgling.srt.managers.scheduler import Scheduler
 
-    tokenizer = None if job.tokenizer_dir is None else load_backend(job.tokenizer_dir)
+    tokenizer = None if job.tokenizer_dir is None else load_tokenizer(job.tokenizer_dir)
     return Scheduler(job.server_args, job.model_config, channel, parallel, tokenizer)
 
 

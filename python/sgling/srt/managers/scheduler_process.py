@@ -16,13 +16,15 @@ import time
 from contextlib import suppress
 from multiprocessing.connection import wait as wait_for_sentinels
 from multiprocessing.synchronize import Event
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sgling.srt.config.server_args import ServerArgs
-from sgling.srt.distributed.parallel_state import ParallelState
 from sgling.srt.managers.io_struct import SchedulerDied
 from sgling.srt.managers.scheduler_job import SchedulerFactory, SchedulerJob, create_scheduler, serve_scheduler
 from sgling.srt.managers.zmq_channel import ChannelAddresses, ZmqSchedulerChannel
+
+if TYPE_CHECKING:
+    from sgling.srt.distributed.parallel_state import ParallelState
 
 logger = logging.getLogger(__name__)
 

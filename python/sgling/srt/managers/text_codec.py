@@ -34,8 +34,9 @@ class TextCodec:
         self._bytes: dict[int, bytes] = {}
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text, with the tokenizer's own special tokens. Raises ValueError for lone surrogates."""
-        return self.backend.encode(text).ids
+        """Token ids of a text, with the tokenizer's own special tokens; UnicodeEncodeError for lone surrogates."""
+        text.encode()
+        return self.backend.encode_batch([text])[0].ids  # unlike encode, this lets other threads run
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of one token; empty for ids the tokenizer does not know (padding rows of the vocabulary)."""
@@ -55,16 +56,12 @@ class TextCodec:
         return self.join(ids, skip_special_tokens).decode("utf-8", errors="replace")
 
 
-def load_tokenizer(directory: Path) -> Any:
-    """The transformers tokenizer of a directory with a tokenizer.json; it also holds the chat template."""
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast.from_pretrained(str(directory))
-
-
-def load_backend(directory: Path) -> Tokenizer:
-    """The bare tokenizer of a directory."""
-    return Tokenizer.from_file(str(directory / TOKENIZER_FILE))
+def load_tokenizer(directory: Path) -> Tokenizer:
+    """The tokenizer of a directory, without any truncation or padding that its file may ask for."""
+    tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_FILE))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
 
 
 def find_tokenizer(directory: Path) -> Path | None:

@@ -66,8 +66,8 @@ class FileWeightSource:
     def _convert(self, name: str, tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
         dtype = dtype or self.dtype
         held = self.stored[name].dtype
-        widens = dtype is torch.float32 or tensor.dtype is dtype
-        if not widens and not self._narrowing_logged:
+        narrows = tensor.dtype is not dtype and dtype.itemsize <= 2
+        if narrows and not self._narrowing_logged:
             self._narrowing_logged = True
             logger.warning("weights are narrowed from %s to %s (first: %s)", held, dtype, name)
         converted = tensor.to(device=self.device, dtype=dtype)

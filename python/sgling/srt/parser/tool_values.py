@@ -12,6 +12,7 @@ from typing import Any
 
 JSON_TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 MAX_REF_DEPTH = 8
+LITERAL_STARTS = tuple("[({'\"+-.0123456789TFN")
 _FAILED = object()
 
 
@@ -103,5 +104,8 @@ def _read_escaped_json(text: str) -> Any:
 
 
 def _read_literal(text: str) -> Any:
-    value = ast.literal_eval(text.strip())
+    text = text.strip()
+    if text[:1] not in LITERAL_STARTS:  # ordinary text is not worth a compiler run (nor its warnings)
+        raise ValueError("no literal")
+    value = ast.literal_eval(text)
     return json.loads(json.dumps(value, allow_nan=False))  # tuples become lists; sets and bytes are refused

@@ -42,18 +42,37 @@ def is_held_out_prompt(prompt: str) -> bool:
     return stable_hash(f"prompt:{prompt}") % 32 == 0
 
 
+_ONSETS, _VOWELS, _CODAS = "b c d f g h j k l m n p r s t v w z br cl dr fl gr pl st tr".split(), "a e i o u ai ea".split(), " n r l s t m".split(" ")
+
+
+def made_up_word(rng: random.Random) -> str:
+    """A pronounceable word that is in no list, so that copying is learned for unknown words too."""
+    return "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(rng.randint(2, 3)))
+
+
+class OpenPool(tuple[str, ...]):
+    """A slot pool that unknown words may join."""
+
+    __slots__ = ()
+
+
 class Slots:
-    """Random source of one sample, which respects the split when it picks values from pools."""
+    """Random source of one sample, which respects the split when it picks values from pools.
+
+    Training picks from an open pool (names, words) give a made-up word now and then.
+    """
 
     def __init__(self, rng: random.Random, split: str = TRAIN) -> None:
         self.rng = rng
         self.split = split
-        self._pools: dict[int, list[Any]] = {}
 
     def pick(self, pool: Sequence[Any]) -> Any:
         """One value of a slot pool, from this split's part of it (the whole pool where that part is empty)."""
         rng = self.rng
         want = self.split != TRAIN
+        if not want and isinstance(pool, OpenPool) and rng.random() < 0.12:
+            word = made_up_word(rng)
+            return word.capitalize() if pool[0][0].isupper() else word
         for _ in range(24):
             value = pool[int(rng.random() * len(pool))]
             if is_held_out_value(value) == want:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from . import report_texts as texts
-from .base import Sample, Slots, assistant, in_split, user, with_system
+from .base import TRAIN, Sample, Slots, assistant, in_split, user, with_system
 from .pools import CITIES, WORDS
 
 HELD_OUT_FAMILIES = frozenset({"bikes", "农场"})
@@ -177,9 +177,32 @@ def zh_report(slots: Slots, plan: Plan) -> str:
     return "\n\n".join(parts)
 
 
+def plain_sample(slots: Slots, zh: bool) -> Sample:
+    """A report request without figures: the answer says so and stays general."""
+    topic = slots.pick(texts.ZH_PLAIN) if zh else slots.phrase((slots.pick(texts.EN_PLAIN), " ".join(slots.some(WORDS, 2))))
+    if zh:
+        ask = slots.phrase((f"写一份关于{topic}的报告。", f"请写一篇长一点的{topic}报告。", f"写一篇关于{topic}的文章。"))
+        parts = [f"# {topic}报告", f"## 摘要\n\n本报告讨论{topic}。请求里没有数据，所以内容比较概括。", "## 现状\n\n" + "".join(slots.rng.sample(texts.ZH_CAUSES, 3)),
+                 "## 风险\n\n" + "\n".join(f"- {risk}" for risk in slots.rng.sample(texts.ZH_RISKS, 3)),
+                 "## 下一步\n\n" + "\n".join(f"{i + 1}. {step.format(m=topic)}" for i, step in enumerate(slots.rng.sample(texts.ZH_STEPS, 3))),
+                 "## 结论\n\n" + slots.phrase(texts.ZH_CONCLUSIONS).format(o=topic)]
+    else:
+        ask = slots.phrase((f"Write a report about {topic}.", f"Write a long report on {topic}.", f"Please write an essay about {topic}.", f"I need a report on {topic}."))
+        ending = slots.phrase(texts.EN_CONCLUSIONS).format(o=topic)
+        parts = [f"# Report: {topic}", f"## Summary\n\nThis report looks at {topic}. No figures were given, so it stays general.",
+                 "## Situation\n\n" + " ".join(slots.rng.sample(texts.EN_CAUSES, 3)),
+                 "## Risks\n\n" + "\n".join(f"- {risk}" for risk in slots.rng.sample(texts.EN_RISKS, 3)),
+                 "## Next steps\n\n" + "\n".join(f"{i + 1}. {step.format(m=topic)}" for i, step in enumerate(slots.rng.sample(texts.EN_STEPS, 3))),
+                 f"## Conclusion\n\n{ending[0].upper() + ending[1:]}"]
+    messages = [user(ask), assistant("\n\n".join(parts))]
+    return Sample("long_report", "plain", with_system(slots, messages), check={"kind": "report", "figures": []})
+
+
 def generate(slots: Slots) -> Sample:
     """One report request of this split."""
     zh = slots.chance(0.25)
+    if slots.split == TRAIN and slots.chance(0.08):
+        return plain_sample(slots, zh)
     domains = [d for d in (texts.ZH_DOMAINS if zh else texts.EN_DOMAINS) if in_split(d, slots.split, HELD_OUT_FAMILIES)]
     domain = slots.phrase(domains)
     plan = make_plan(slots, domain, zh)

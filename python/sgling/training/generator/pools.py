@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from .base import OpenPool
+
 _EN_NAMES = """Ada Adam Aisha Alan Alex Alice Amara Amir Amy Ana Andre Anna Anya Ari Arjun Ava Bea Ben Bella Bilal Bruno Caleb Carla
 Carlos Cara Chen Chloe Clara Cleo Colin Cora Dana Daniel Daria David Dev Diego Dina Dora Eddie Elena Eli Elsa Emil Emma Eric Erin
 Esme Ethan Eva Ezra Faith Farah Felix Finn Fiona Flora Frank Freya Gina Grace Greg Gus Hana Hank Hassan Hazel Heidi Henry Hugo Ida
@@ -11,7 +13,7 @@ Marco Maria Mark Marta Mason Matt Maya Mei Mia Milan Milo Mina Mira Mona Nadia N
 Oscar Otto Owen Pablo Paul Penny Peter Petra Pia Quinn Rafi Raj Rana Ravi Rex Rhea Rita Rob Rosa Rosie Ruby Rui Ruth Ryan Sage Sam
 Samir Sana Sara Sean Selma Seth Shay Sofia Sonia Stan Stella Sven Tara Tariq Ted Tess Theo Tina Toby Tom Uma Vera Vic Victor Viola
 Wade Wendy Will Xena Yara Yasmin Yuki Yusuf Zane Zara Zoe Zuri"""
-EN_NAMES = tuple(_EN_NAMES.split())
+EN_NAMES = OpenPool(_EN_NAMES.split())
 
 _ZH_SURNAMES = "王李张刘陈杨赵黄周吴徐孙胡朱高林何郭马罗梁宋郑谢韩唐冯于董萧程曹袁邓许傅沈曾彭吕"
 ZH_NAMES = tuple("小" + c for c in "明红华丽刚军芳敏静强磊洋艳勇杰娟涛超霞平辉鹏雪梅兰林云峰雨晨") + tuple(
@@ -59,4 +61,4 @@ maple marble meadow melon mint mirror mist moon moss nest north oak ocean olive 
 pine plain plum pond poppy quartz quiet rabbit rain raven red reed ribbon ridge river robin rose ruby sail salt sand shadow shell
 silver sky slate snow spark spice spring star stone storm sugar summer sun swan thistle thunder tiger timber topaz tower trail tulip
 valley velvet violet walnut water wave wheat willow wind winter wolf yellow zebra"""
-WORDS = tuple(_WORDS.split())
+WORDS = OpenPool(_WORDS.split())

@@ -301,3 +301,12 @@ ZH_CONCLUSIONS = (
     "整体情况在控制之中，下一步的工作清楚而具体。",
     "这段时间既有进步，也有问题。只要稳步努力，{o}就能达到目标。",
 )
+EN_PLAIN = (
+    "renewable energy", "electric cars", "remote work", "city traffic", "school lunches", "artificial intelligence", "public libraries", "water use",
+    "online shopping", "healthy food", "space travel", "climate change", "tourism", "recycling", "small companies", "open source software",
+    "solar power", "team work", "local markets", "language learning", "the history of computers", "bicycles", "housing", "music festivals",
+)
+ZH_PLAIN = (
+    "新能源", "远程办公", "城市交通", "人工智能", "公共图书馆", "节约用水", "网上购物", "健康饮食", "气候变化", "旅游业", "垃圾分类", "开源软件", "太阳能",
+    "团队合作", "语言学习", "电动汽车", "社区活动", "在线教育", "乡村发展", "共享单车",
+)

@@ -14,6 +14,7 @@ from sgling.srt.entrypoints.openai.errors import value_error
 from sgling.srt.entrypoints.openai.logprobs import LogprobCursor, chat_logprobs
 from sgling.srt.entrypoints.openai.protocol import ChatCompletionRequest
 from sgling.srt.entrypoints.openai.sampling import sampling_params
+from sgling.srt.entrypoints.openai.schema import parse_body
 from sgling.srt.entrypoints.openai.tools import active_tools
 from sgling.srt.entrypoints.openai.usage import UsageCounter
 from sgling.srt.entrypoints.streaming import sse_event
@@ -33,7 +34,7 @@ class ChatService:
 
     async def complete(self, request: ChatCompletionRequest) -> dict[str, Any]:
         """The whole answer."""
-        job = _ChatJob(self._context, request)
+        job = ChatJob(self._context, request)
         answers = await self._context.manager.generate_once(job.native)
         choices = [job.choice(answer) for answer in answers]
         return job.head("chat.completion").body(
@@ -42,7 +43,7 @@ class ChatService:
 
     async def stream(self, request: ChatCompletionRequest) -> AsyncGenerator[bytes, None]:
         """Events of a streamed answer, without ``[DONE]``."""
-        job = _ChatJob(self._context, request)
+        job = ChatJob(self._context, request)
         head, options = job.head("chat.completion.chunk"), request.stream_options
         streams: dict[int, ChoiceStream] = {}
         async with aclosing(self._context.manager.generate_request(job.native)) as answers:
@@ -60,12 +61,13 @@ class ChatService:
         if self._context.include_usage(options.include_usage):
             yield sse_event(head.body([], job.usage.total()))
 
-    def prompt_text(self, request: ChatCompletionRequest) -> str:
-        """The prompt a request's messages render to (also for ``/v1/tokenize``)."""
+    def prompt_of_body(self, body: dict[str, Any]) -> str:
+        """The prompt that a body's messages render to (``/v1/tokenize``); raises ``RequestError`` (400)."""
+        request = parse_body(body, ChatCompletionRequest)
         return _prompt_text(self._context, request, active_tools(request))
 
 
-class _ChatJob:
+class ChatJob:
     """State of one request that all its choices share."""
 
     def __init__(self, context: ServingContext, request: ChatCompletionRequest) -> None:

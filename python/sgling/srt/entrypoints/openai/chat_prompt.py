@@ -21,7 +21,7 @@ def render_prompt(
         return template.render(
             [with_parsed_arguments(template_message(message)) for message in request.messages],
             tools=tools,
-            add_generation_prompt=not request.continue_final_message,
+            add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             **template_kwargs(request, defaults),
         )

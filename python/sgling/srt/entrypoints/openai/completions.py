@@ -26,7 +26,7 @@ class CompletionService:
 
     async def complete(self, request: CompletionRequest) -> dict[str, Any]:
         """The whole answer."""
-        job = _CompletionJob(self._context, request)
+        job = CompletionJob(self._context, request)
         answers = await self._context.manager.generate_once(job.native)
         choices = [job.choice(answer, final=True) for answer in answers]
         return job.head.body(
@@ -35,7 +35,7 @@ class CompletionService:
 
     async def stream(self, request: CompletionRequest) -> AsyncGenerator[bytes, None]:
         """Events of a streamed answer, without ``[DONE]``."""
-        job = _CompletionJob(self._context, request)
+        job = CompletionJob(self._context, request)
         options = request.stream_options
         async with aclosing(self._context.manager.generate_request(job.native)) as answers:
             async for answer in answers:
@@ -51,7 +51,7 @@ class CompletionService:
             yield sse_event(job.head.body([], job.usage.total()))
 
 
-class _CompletionJob:
+class CompletionJob:
     """State of one request: its native form, and how far each choice was sent."""
 
     def __init__(self, context: ServingContext, request: CompletionRequest) -> None:

@@ -247,6 +247,7 @@ class ChatCompletionRequest(GenerationRequest):
     separate_reasoning: StrictBool = True
     stream_reasoning: StrictBool = True
     chat_template_kwargs: dict[str, Any] = {}
+    add_generation_prompt: StrictBool = True
     continue_final_message: StrictBool = False
 
     @model_validator(mode="after")

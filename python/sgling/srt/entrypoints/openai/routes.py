@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import Response
 
 from sgling.srt.entrypoints.errors import json_response
@@ -27,26 +27,36 @@ from sgling.srt.parser.reasoning_parser import split_reasoning
 from sgling.srt.parser.registry import REASONING_PARSERS, TOOL_CALL_PARSERS
 from sgling.srt.parser.tool_call_parser import parse_tool_calls
 
+router = APIRouter()
 
-def openai_router(manager: TokenizerManager) -> APIRouter:
-    """The routes over a tokenizer manager. Raises ValueError for a chat template that does not compile."""
+
+class OpenAIServing(NamedTuple):
+    """The services behind the routes; ``app.state.openai_serving``."""
+
+    chat: ChatService
+    completions: CompletionService
+
+
+def install_openai(app: FastAPI, manager: TokenizerManager) -> None:
+    """Add the routes to an application. Raises ValueError for a chat template that does not compile."""
     context = ServingContext.create(manager)
-    chat, completions = ChatService(context), CompletionService(context)
-    router = APIRouter()
-
-    @router.post("/v1/completions")
-    async def _completions(request: Request) -> Response:
-        return await _generate(request, CompletionRequest, completions)
-
-    @router.post("/v1/chat/completions")
-    async def _chat_completions(request: Request) -> Response:
-        return await _generate(request, ChatCompletionRequest, chat)
-
-    router.add_api_route("/separate_reasoning", separate_reasoning, methods=["POST"])
-    router.add_api_route("/parse_function_call", parse_function_call, methods=["POST"])
-    return router
+    app.state.openai_serving = OpenAIServing(ChatService(context), CompletionService(context))
+    app.include_router(router)
 
 
+@router.post("/v1/completions")
+async def completions(request: Request) -> Response:
+    """Text completion."""
+    return await _generate(request, CompletionRequest, request.app.state.openai_serving.completions)
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(request: Request) -> Response:
+    """Chat completion."""
+    return await _generate(request, ChatCompletionRequest, request.app.state.openai_serving.chat)
+
+
+@router.post("/separate_reasoning")
 async def separate_reasoning(request: Request) -> Response:
     """Split a text into reasoning and answer."""
     body = await read_body(request, SeparateReasoningRequest)
@@ -55,6 +65,7 @@ async def separate_reasoning(request: Request) -> Response:
     return json_response({"reasoning_text": piece.reasoning, "text": piece.content})
 
 
+@router.post("/parse_function_call")
 async def parse_function_call(request: Request) -> Response:
     """Find the tool calls in a text."""
     body = await read_body(request, ParseFunctionCallRequest)

@@ -1,0 +1,216 @@
+"""The launcher with real processes: start-up order, drain, interrupts, a scheduler that dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from server.fake_scheduler import CRASH, EXIT, MUTE, SLOW
+from server.serving_helpers import small_tokenizer
+
+from sgling.srt.config.model_path import ASSETS_DIR
+
+TEST_DIR = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    """A directory with a config and the small tokenizer, no weights."""
+    directory = tmp_path_factory.mktemp("model")
+    config = json.loads((ASSETS_DIR / "ling3-pico" / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, "vocab_size": 512}))
+    small_tokenizer().save(str(directory / "tokenizer.json"))
+    (directory / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    return directory
+
+
+class Launched:
+    """A server process and its log."""
+
+    def __init__(self, model_dir: Path, *flags: str):
+        path = os.pathsep.join([str(TEST_DIR), *sys.path])
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "server.serve_fake", "--model-path", str(model_dir), "--device", "cpu", "--port", "0"]
+            + list(flags),
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,
+        )
+        self.lines: list[str] = []
+        threading.Thread(target=lambda: self.lines.extend(iter(self.process.stderr.readline, "")), daemon=True).start()
+
+    def wait_for_line(self, pattern: str, timeout_s: float = 40.0) -> re.Match:
+        """First log line that matches."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            for line in list(self.lines):
+                if found := re.search(pattern, line):
+                    return found
+            if self.process.poll() is not None:
+                time.sleep(0.2)
+                if not any(re.search(pattern, line) for line in self.lines):
+                    break
+            time.sleep(0.02)
+        raise AssertionError(f"no line {pattern!r} in:\n{''.join(self.lines)}")
+
+    def ready(self) -> httpx.Client:
+        """Wait until the server is up; returns a client."""
+        port = self.wait_for_line(r"Listening on http://127.0.0.1:(\d+)")[1]
+        self.wait_for_line("fired up and ready to roll")
+        return httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10)
+
+    def children(self) -> list[int]:
+        """Process ids below the server."""
+        path = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        return [int(pid) for pid in path.read_text().split()]
+
+    def schedulers(self) -> list[int]:
+        """Process ids of the scheduler processes."""
+        return [pid for pid in self.children() if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+    def status(self, timeout_s: float = 15.0) -> int:
+        """Exit status; every child must be gone too."""
+        children = self.children() if self.process.poll() is None else []
+        status = self.process.wait(timeout_s)
+        for pid in children:
+            deadline = time.monotonic() + 3
+            while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+                assert time.monotonic() < deadline, f"child {pid} survives"
+                time.sleep(0.02)
+        return status
+
+
+@pytest.fixture
+def launch(model_dir):
+    """Starts servers; what is left at the end is killed."""
+    started: list[Launched] = []
+
+    def start(*flags: str) -> Launched:
+        started.append(Launched(model_dir, *flags))
+        return started[-1]
+
+    yield start
+    for server in started:
+        if server.process.poll() is None:
+            os.killpg(server.process.pid, signal.SIGKILL)
+            server.process.wait()
+
+
+def in_background(client: httpx.Client, body: dict) -> tuple[threading.Thread, list[httpx.Response]]:
+    """Send a request from a thread."""
+    answers: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: answers.append(client.post("/generate", json=body)))
+    thread.start()
+    return thread, answers
+
+
+def wait_for_running(client: httpx.Client, count: int) -> None:
+    deadline = time.monotonic() + 5
+    while client.get("/server_info").json()["internal_states"][0]["num_running_reqs"] < count:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_serve_then_sigterm_to_the_group_drains(launch):
+    server = launch("--enable-metrics")
+    with server.ready() as client:
+        assert client.get("/health").status_code == 200
+        seen = client.get("/server_info").json()["internal_states"][0]["seen"]
+        assert len([rid for rid in seen if not rid.startswith("HEALTH_CHECK")]) == 1  # the warm-up
+        body = {"input_ids": [SLOW, 40], "sampling_params": {"max_new_tokens": 90}}  # 0.6 s
+        thread, answers = in_background(client, body)
+        wait_for_running(client, 1)
+        os.killpg(server.process.pid, signal.SIGTERM)  # schedulers get it too, as from a service manager
+        server.wait_for_line("draining")
+        assert client.get("/health").status_code == 503
+        assert client.get("/ready").status_code == 503
+        late = client.post("/generate", json={"text": "late", "sampling_params": {"max_new_tokens": 3}})
+        assert late.status_code == 200
+        thread.join(10)
+        assert len(answers[0].json()["output_ids"]) == 90
+    assert server.status() == 0
+
+
+def test_sigint_ends_the_tree(launch):
+    server = launch("--skip-server-warmup")
+    with server.ready() as client:
+        assert client.get("/server_info").json()["internal_states"][0]["seen"] == []
+        thread, answers = in_background(client, {"input_ids": [MUTE]})
+        wait_for_running(client, 1)
+        server.process.send_signal(signal.SIGINT)
+        thread.join(10)
+        assert answers[0].json()["meta_info"]["finish_reason"]["type"] == "abort"
+    assert server.status() == 130
+
+
+@pytest.mark.parametrize("how", ["crash", "exit", "kill", "term"])
+def test_dead_scheduler_takes_the_server_down(launch, how):
+    server = launch("--skip-server-warmup")
+    with server.ready() as client:
+        thread, answers = in_background(client, {"input_ids": [MUTE]})
+        wait_for_running(client, 1)
+        if how in ("crash", "exit"):
+            client.post("/generate", json={"input_ids": [CRASH if how == "crash" else EXIT]})
+        else:
+            (pid,) = server.schedulers()
+            os.kill(pid, signal.SIGKILL if how == "kill" else signal.SIGTERM)
+        thread.join(5)
+        assert answers[0].status_code == 500 and "scheduler died" in answers[0].json()["error"]["message"]
+        assert client.get("/health").status_code == 503
+    assert server.status() == 1
+
+
+def test_killed_server_leaves_no_scheduler_behind(launch):
+    server = launch("--skip-server-warmup")
+    server.ready().close()
+    pids = server.children()
+    assert server.schedulers()
+    server.process.kill()
+    deadline = time.monotonic() + 5
+    while any(Path(f"/proc/{pid}").exists() for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_sigterm_during_start_up(launch):
+    server = launch()
+    deadline = time.monotonic() + 30
+    while not server.children():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    server.process.send_signal(signal.SIGTERM)
+    assert server.status() == 143
+    assert not any("Traceback" in line for line in server.lines)
+
+
+def test_taken_port_is_found_before_loading(launch, model_dir):
+    server = launch("--skip-server-warmup")
+    with server.ready() as client:
+        other = Launched(model_dir, "--port", str(client.base_url.port))
+        assert other.process.wait(30) != 0
+        assert any("--port" in line for line in other.lines)
+
+
+def test_idle_server_sleeps(launch):
+    server = launch("--skip-server-warmup")
+    with server.ready() as client:
+        assert client.get("/health").status_code == 200
+        pids = [server.process.pid, *server.children()]
+        before = sum(_cpu_seconds(pid) for pid in pids)
+        time.sleep(1.0)
+        assert sum(_cpu_seconds(pid) for pid in pids) - before < 0.1
+
+
+def _cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
