@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from sgling.bench.metrics import accept_length_of, tpot_of
 from sgling.srt.config.environ import no_color
 from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.config.generate_args import GenerateArgs
@@ -44,10 +45,11 @@ def summary(timing: Timing) -> str:
     tokens = meta["completion_tokens"]
     parts = [f"{tokens} tokens in {timing.last:.2f} s", f"{tokens / timing.last:.1f} tok/s"]
     parts.append(f"TTFT {timing.first * 1000:.1f} ms")
-    if tokens > 1:
-        parts.append(f"TPOT {(timing.last - timing.first) * 1000 / (tokens - 1):.2f} ms")
+    if tpot := tpot_of(timing.last, timing.first, tokens):
+        parts.append(f"TPOT {tpot * 1000:.2f} ms")
     if steps := meta.get("spec_verify_ct"):
-        parts.append(f"accept length {(steps + meta['spec_num_correct_drafts']) / steps:.2f} ({steps} verify steps)")
+        accept = accept_length_of(steps, meta["spec_num_correct_drafts"])
+        parts.append(f"accept length {accept:.2f} ({steps} verify steps)")
     lines = [", ".join(parts)]
     if runs := meta.get("spec_accepted_runs"):
         lines.append("accepted runs: " + " ".join(map(str, runs)))

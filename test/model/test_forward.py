@@ -137,10 +137,10 @@ def test_clamps_bind_and_routed_differs_from_shared(tmp_path):
 
 
 def test_layer_limits_reach_the_layers(loaded):
-    limits = [(layer.mlp.routed_limit, layer.mlp.shared_limit) for layer in loaded.target.layers[1:]]
+    limits = [(layer.mlp.experts.limit, layer.mlp.shared.limit) for layer in loaded.target.layers[1:]]
     assert limits == [(None, None), (None, 0.5), (0.4, 0.5), (0.4, 0.7)]
     mlp = loaded.nextn.layer.mlp
-    assert (mlp.routed_limit, mlp.shared_limit) == (None, None)
+    assert (mlp.experts.limit, mlp.shared.limit) == (None, None)
 
 
 class TestNextN:

@@ -247,10 +247,10 @@ def test_dummy_needs_no_weights_and_follows_its_rule(tmp_path):
     assert not torch.equal(target.layers[1].attention.in_proj.weight, target.layers[0].attention.in_proj.weight)
     dt_bias = target.layers[0].attention.params.dt_bias
     assert dt_bias.min() >= -2 and dt_bias.max() <= 0
-    assert target.layers[1].mlp.w13.abs().max() <= (3 / 64) ** 0.5
+    assert target.layers[1].mlp.experts.w13.abs().max() <= (3 / 64) ** 0.5
     assert torch.equal(target.layers[1].mlp.expert_bias, torch.zeros(8))
     again = load(tmp_path, load_format="dummy").target
-    assert torch.equal(again.layers[1].mlp.w13, target.layers[1].mlp.w13)
+    assert torch.equal(again.layers[1].mlp.experts.w13, target.layers[1].mlp.experts.w13)
 
 
 def test_load_format_is_checked():

@@ -106,8 +106,8 @@ def test_dummy_weights_of_two_ranks_tile_the_single_one(checkpoint):
     ]
     head = [part.logits_processor.weight for part in parts]
     assert torch.equal(torch.cat(head), whole.logits_processor.weight)
-    down = [part.layers[1].mlp.w2 for part in parts]
-    assert torch.equal(torch.cat(down, dim=-1), whole.layers[1].mlp.w2)
+    down = [part.layers[1].mlp.experts.w2 for part in parts]
+    assert torch.equal(torch.cat(down, dim=-1), whole.layers[1].mlp.experts.w2)
 
 
 def test_single_state_needs_no_process_group():

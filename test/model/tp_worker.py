@@ -35,7 +35,7 @@ def forwards(loaded: LoadedModel) -> dict:
     hidden = torch.cat(hidden)
     moe, kda, mla = target.layers[3].mlp, target.layers[0].attention, target.layers[3].attention
     shapes = {
-        "w13": moe.w13, "w2": moe.w2, "shared_w2": moe.shared_w2, "kda_in": kda.in_proj.weight,
+        "w13": moe.experts.w13, "w2": moe.experts.w2, "shared_w2": moe.shared.w2, "kda_in": kda.in_proj.weight,
         "o_proj": kda.o_proj.weight, "w_kc": mla.w_kc, "dense": mla.dense.weight, "gate": moe.gate,
         "head": target.logits_processor.weight, "embedding": target.embed_tokens.weight,
     }  # fmt: skip

@@ -5,7 +5,6 @@ The script of a request is read from its prompt ids (see :func:`script_of`), so 
 
 from __future__ import annotations
 
-import os
 import time
 
 from sgling.srt.managers.io_struct import (
@@ -31,7 +30,7 @@ MAX_RUNNING = 4
 EOS = 1
 
 # A prompt that begins with one of these ids asks for something special; any other prompt is repeated as the answer.
-CRASH, SLOW, MUTE, REFUSE, EXIT = 300, 301, 302, 303, 304
+CRASH, SLOW, MUTE, REFUSE = 300, 301, 302, 303
 SLOW_STEP_S = 0.02
 RUN_LEN = 3  # tokens per step
 
@@ -144,8 +143,6 @@ class FakeScheduler:
         kind = recv.input_ids[0]
         if kind == CRASH:
             raise ValueError("scripted crash")
-        if kind == EXIT:
-            os._exit(9)
         if kind == REFUSE:
             self.finish(recv.rid, FinishReason("abort", None, None, "out of memory", 500, "InternalServerError"))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 from server.fake_scheduler import create_fake_scheduler
-
 from sgling.srt.config.server_args import ServerArgs
 from sgling.srt.entrypoints.http_server import launch_server
 

@@ -10,9 +10,9 @@ import threading
 import time
 
 import pytest
+
 from server.fake_scheduler import CRASH, MUTE, SLOW, FakeScheduler, create_fake_scheduler
 from server.serving_helpers import small_tokenizer
-
 from sgling import Engine
 from sgling.srt.config.model_path import ASSETS_DIR
 from sgling.srt.managers.generate_req import RequestError
@@ -129,21 +129,14 @@ def test_shutdown_ends_running_requests(model_dir):
         return schedulers[0]
 
     engine = make_engine(model_dir, factory)
-    failures = []
-
-    def run() -> None:
-        try:
-            engine.generate(input_ids=[MUTE])
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=run)
+    answers = []
+    thread = threading.Thread(target=lambda: answers.append(engine.generate(input_ids=[MUTE])))
     thread.start()
     while not schedulers[0].live:
         time.sleep(0.005)
     engine.shutdown()
     thread.join(5)
-    assert not thread.is_alive()
+    assert answers[0]["meta_info"]["finish_reason"]["type"] == "abort"
 
 
 def test_several_ranks_run_in_processes(model_dir):

@@ -245,7 +245,10 @@ def test_tokenize_and_back(client, prefix):
     assert client.post(f"{prefix}/detokenize", json=special).json() == {"text": "<pad><end>"}
     for bad in ({"tokens": "x"}, {"tokens": [1, "x"]}, {}, {"tokens": [1], "skip_special_tokens": "no"}):
         assert client.post(f"{prefix}/detokenize", json=bad).status_code == 400
-    for bad in ({}, {"prompt": 5}, {"prompt": ["a", 5]}):
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    answer = client.post(f"{prefix}/tokenize", json=chat).json()
+    assert "hi" in small_tokenizer().decode(answer["tokens"]) and answer["count"] == len(answer["tokens"]) > 2
+    for bad in ({}, {"prompt": 5}, {"prompt": ["a", 5]}, {"messages": []}):
         assert client.post(f"{prefix}/tokenize", json=bad).status_code == 400
 
 

@@ -249,6 +249,7 @@ BAD = {
     "max_tokens type": ({"max_tokens": True}, "max_tokens"),
     "n": ({"n": 0}, "n"),
     "template": ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template"),
+    "template self": ({"chat_template_kwargs": {"self": 1}}, "self"),
     "template messages": ({"chat_template_kwargs": {"messages": []}}, "messages"),
     "schema": ({"response_format": {"type": "json_schema"}}, "schema"),
     "structured": (

@@ -143,6 +143,8 @@ def test_errors_are_the_templates_own():
         PICO.render([say("assistant", "", tool_calls=calls(("f", '{"a": 1}')))])
     with pytest.raises(ChatTemplateError, match="does not compile"):
         ChatTemplate("{% if %}")
+    with pytest.raises(ChatTemplateError, match="may not set"):
+        ChatTemplate("{% set ns = namespace() %}{% set ns.__x__ = 1 %}").render([])
     with pytest.raises(ChatTemplateError):
         ChatTemplate("{{ messages.__class__.__mro__ }}{{ ().__class__.__bases__[0].__subclasses__() }}").render([])
 

@@ -80,6 +80,9 @@ CASES = {
         "<tool_call>add<arg_key>x</arg_key><arg_value>1</tool_call>",
         [("now", "{}")],
     ),
+    "endless gap": ("<tool_call>now" + "\n" * 300 + "x", "<tool_call>now" + "\n" * 300 + "x", []),
+    "endless name": ("<tool_call>" + "n" * 300, "<tool_call>" + "n" * 300, []),
+    "endless key": ("<tool_call>now<arg_key>" + "n" * 1100, "<tool_call>now<arg_key>" + "n" * 1100, []),
     "cut in the name": ("ok <tool_call>ad", "ok <tool_call>ad", []),
     "cut in a value": (f"ok {call('add', pair('x', 3))[:-18]}", f"ok {call('add', pair('x', 3))[:-18]}", []),
     "cut before the close": (ADD[:-3], ADD[:-3], []),
@@ -94,7 +97,7 @@ def run(pieces, tools=TOOLS):
 
 @pytest.mark.parametrize("text, content, calls", CASES.values(), ids=CASES)
 def test_all_chunk_sizes(text, content, calls):
-    for size in range(1, len(text) + 1):
+    for size in range(1, min(len(text), 200) + 1):
         found, parser = run([text[i : i + size] for i in range(0, len(text), size)])
         assert found.text == content
         assert [(name, arguments) for _, name, arguments in found.calls] == calls
@@ -126,7 +129,7 @@ FRAGMENTS = [
 ]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500, deadline=None, derandomize=True, database=None)
 @given(parts=st.lists(st.sampled_from(FRAGMENTS), max_size=14), cuts=st.sets(st.integers(0, 160)))
 def test_any_cut_equals_one_shot(parts, cuts):
     text = "".join(parts)

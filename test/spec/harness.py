@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from sgling.srt.config.draft_model import complete_args
 from sgling.srt.config.model_config import ModelConfig
 from sgling.srt.config.server_args import ServerArgs
 from sgling.srt.core.step import StepInput
@@ -22,7 +23,7 @@ from sgling.srt.managers.io_struct import (
 )
 from sgling.srt.managers.scheduler import Scheduler
 from sgling.srt.sampling.sampling_params import SamplingParams
-from sgling.srt.speculative.nextn_worker import NextnWorker
+from sgling.srt.speculative.chain_worker import ChainWorker
 
 
 @dataclass
@@ -76,7 +77,7 @@ class Harness:
         kwargs.setdefault("speculative_algorithm", "NEXTN")
         kwargs.setdefault("max_running_requests", 5)
         kwargs.setdefault("random_seed", 0)
-        args = ServerArgs.from_kwargs(model_path=str(model_path), device="cpu", **kwargs)
+        args = complete_args(ServerArgs.from_kwargs(model_path=str(model_path), device="cpu", **kwargs))
         self.channel = QueueChannel()
         self.side = self.channel.tokenizer_side()
         config = ModelConfig.from_dir(model_path, args.json_model_override_args)
@@ -119,14 +120,14 @@ class Harness:
                 return self.outcomes
         raise AssertionError(f"not idle after {limit} steps")
 
-    def use_drafter(self, drafter: Callable[[NextnWorker, StepInput], None] | None) -> None:
-        """Replace the draft step; ``drafter`` fills ``worker.buffers.draft_tokens``. None keeps the NEXTN layer."""
+    def use_drafter(self, drafter: Callable[[ChainWorker, StepInput], None] | None) -> None:
+        """Replace the draft step; ``drafter`` fills ``worker.buffers.draft_tokens``. None keeps the model's own."""
         if drafter is not None:
             worker = self.scheduler.worker
             worker.draft = lambda step: drafter(worker, step)
 
 
-def draft_view(worker: NextnWorker, step: StepInput) -> torch.Tensor:
+def draft_view(worker: ChainWorker, step: StepInput) -> torch.Tensor:
     """int64 [bs, W-1], where a drafter writes its candidates."""
     return worker.buffers.views(len(step.req_pool_indices), step.width).draft_tokens
 
@@ -135,7 +136,7 @@ def random_drafter(vocab: int, seed: int = 0):
     """Drafts without any knowledge."""
     generator = torch.Generator().manual_seed(seed)
 
-    def draft(worker: NextnWorker, step: StepInput) -> None:
+    def draft(worker: ChainWorker, step: StepInput) -> None:
         view = draft_view(worker, step)
         view.copy_(torch.randint(0, vocab, view.shape, generator=generator))
 
@@ -154,7 +155,7 @@ class Oracle:
         self.harness, self.truth, self.vocab, self.always_wrong = harness, truth, vocab, always_wrong
         self.turn = 0
 
-    def __call__(self, worker: NextnWorker, step: StepInput) -> None:
+    def __call__(self, worker: ChainWorker, step: StepInput) -> None:
         view = draft_view(worker, step)
         owners = {req.req_pool_idx: req.rid for req in self.harness.core.decode.running}
         lengths = worker.runner.future.new_seq_lens[step.req_pool_indices].tolist()

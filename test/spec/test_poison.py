@@ -19,7 +19,7 @@ def poison(harness: Harness) -> None:
     """NaN into everything that no live token owns; request rows and slots are all free at this point."""
     pools, worker = harness.core.runner.pools, harness.scheduler.worker
     floats = [pools.kv.buffer, pools.draft_kv.buffer, pools.state.conv, pools.state.temporal, *pools.rollback]
-    floats += [worker.buffers.hidden, harness.core.runner.future.hidden_states]
+    floats += [worker.buffers.features, harness.core.runner.future.hidden_states]
     for tensor in floats:
         tensor.fill_(torch.nan)
 

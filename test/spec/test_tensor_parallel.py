@@ -23,7 +23,13 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{"speculative_algorithm": "none"}, {"speculative_num_steps": 3}], ids=["plain", "nextn"]
+    "kwargs",
+    [
+        {"speculative_algorithm": "none"},
+        {"speculative_num_steps": 3},
+        {"speculative_num_steps": 3, "speculative_depth": "auto"},
+    ],
+    ids=["plain", "nextn", "auto depth"],
 )
 def test_two_ranks_give_the_tokens_of_one(tmp_path, kwargs):
     model_dir = write_tiny_checkpoint(tmp_path / "model", seed=5)

@@ -1,16 +1,15 @@
-"""Prompts of exact token counts from packaged text, a local file, or consecutive ids. Nothing is downloaded.
+"""Prompts, and those of exact token counts: packaged text, a local file's text, consecutive ids. Nothing is downloaded.
 
-A prompt is sent as text or as ids. Text is only used after it has been tokenised again to exactly the asked length, as
-the server will do.
+A prompt is sent as text, as ids or as chat messages. Random text is only used after it has been tokenised again to
+exactly the asked length, as the server will do.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,11 +20,24 @@ _FIT_STEPS = 8  # cut lengths tried per starting point
 
 
 class Prompt(NamedTuple):
-    """One request of a data set; exactly one of ``text`` and ``ids`` is sent: ``text`` unless it is None."""
+    """One request of a data set; exactly one of ``text`` and ``ids`` is sent: ``text`` unless it is None.
+
+    Attributes:
+        ids: token ids of the prompt (of its text, as the client's tokenizer counts them).
+        output_len: tokens asked for.
+        messages, tools, template_kwargs: what a chat back end sends instead; None for a plain prompt.
+        label: scenario, "" for none.
+        sample: the generator's sample, which knows how an answer is judged.
+    """
 
     ids: list[int]
     text: str | None
     output_len: int
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    template_kwargs: Mapping[str, Any] = {}
+    label: str = ""
+    sample: Any = None
 
     @property
     def input_len(self) -> int:
@@ -59,19 +71,6 @@ def packaged_texts() -> list[str]:
     """The texts that ship with the package, one per paragraph."""
     file = resources.files("sgling.bench") / "data" / "prompts.txt"
     return [text.strip("\n") for text in file.read_text(encoding="utf-8").split("\n\n") if text.strip()]
-
-
-def sharegpt_texts(path: str) -> list[str]:
-    """First turns of a ShareGPT JSON file, a list of ``{"conversations": [{"value": ...}, ...]}``.
-
-    Conversations of one turn are left out. Raises ValueError when none is left.
-    """
-    entries = json.loads(Path(path).read_text(encoding="utf-8"))
-    turns = (entry.get("conversations", entry.get("conversation", [])) for entry in entries)
-    texts = [turn[0]["value"] for turn in turns if len(turn) >= 2 and turn[0]["value"].strip()]
-    if not texts:
-        raise ValueError(f"{path}: no conversation with two turns")
-    return texts
 
 
 def random_text_prompts(

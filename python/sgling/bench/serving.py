@@ -8,144 +8,126 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
+from typing import NamedTuple
 
-import numpy as np
-
-from sgling.bench.client import GenerateOptions, RequestResult, run_request
-from sgling.bench.datasets import (
-    Prompt,
-    RandomShape,
-    packaged_texts,
-    random_id_prompts,
-    random_text_prompts,
-    sharegpt_texts,
-)
-from sgling.bench.http_stream import HttpStatusError, fetch
-from sgling.bench.metrics import RunMetrics, compute_metrics
-from sgling.bench.report import append_record, format_table, json_record, length_warning, output_path
-from sgling.bench.tokenizer import BenchTokenizer, FastTokenizer
+from sgling.bench.backends import RequestOptions
+from sgling.bench.connect import authorized, load_tokenizer, wait_until_ready
+from sgling.bench.datasets import Prompt
+from sgling.bench.http_stream import HttpStatusError
+from sgling.bench.load import Load, fill_cache, measure, warm_up
+from sgling.bench.metrics import RunMetrics, compute_metrics, server_speculation
+from sgling.bench.progress import Progress
+from sgling.bench.report import append_record, format_extras, format_table, json_record, output_path
+from sgling.bench.result import RequestResult
+from sgling.bench.target import BenchError, HttpTarget
+from sgling.bench.tokenizer import BenchTokenizer
+from sgling.bench.workload import load_template, make_prompts, with_scale
 from sgling.srt.config.bench_args import BenchServingArgs
-from sgling.srt.config.environ import bench_authorization
-from sgling.srt.config.model_path import resolve_model_path
+from sgling.srt.config.flags import ServerArgsError
 
-_WARMUP_OUTPUT_LEN = 32
 _PAUSE_S = 1.0
 
 
-class BenchError(RuntimeError):
-    """The run cannot go on."""
+class Run(NamedTuple):
+    """One measured run.
+
+    Attributes:
+        cache_state: "default", "cold" or "warm".
+        args: the flags with counts and lengths filled in.
+    """
+
+    cache_state: str
+    args: BenchServingArgs
+    metrics: RunMetrics
+    results: list[RequestResult]
+    server_info: dict
 
 
-async def wait_until_ready(args: BenchServingArgs, headers: dict[str, str]) -> str:
-    """Poll ``/v1/models``; returns the first model's name."""
-    deadline = time.monotonic() + args.ready_check_timeout_sec
-    while True:
-        try:
-            return (await fetch("GET", f"{args.url}/v1/models", headers=headers)).json()["data"][0]["id"]
-        except (OSError, EOFError, HttpStatusError) as error:
-            if time.monotonic() > deadline:
-                raise BenchError(f"no server at {args.url}: {error}") from error
-        await asyncio.sleep(0.5)
-
-
-async def load_tokenizer(args: BenchServingArgs, headers: dict[str, str]) -> BenchTokenizer:
-    """The tokenizer named on the command line, else the server's."""
-    name = args.tokenizer
-    if name is None:
-        info = (await fetch("GET", f"{args.url}/model_info", headers=headers)).json()
-        name = info.get("tokenizer_path") or info["model_path"]
-    return FastTokenizer(resolve_model_path(name))
-
-
-def make_prompts(args: BenchServingArgs, tokenizer: BenchTokenizer) -> list[Prompt]:
-    """The data set the arguments ask for."""
-    shape = RandomShape(
-        args.num_prompts, args.random_input_len, args.random_output_len, args.random_range_ratio, args.seed
+def request_options(args: BenchServingArgs, model: str) -> RequestOptions:
+    """How every request of the run is sent. Answers of built-in scenarios may end where the model ends them."""
+    extra = dict(args.extra_request_body)
+    if args.return_logprob and args.backend in ("sglang", "sglang-native"):
+        names = ("return_logprob", "top_logprobs_num", "logprob_start_len")
+        extra = {name: getattr(args, name) for name in names} | extra
+    ignore_eos = not (args.disable_ignore_eos or args.is_scenario)
+    sampling = {"skip_special_tokens": False} if args.is_scenario and not args.backend.endswith("-chat") else {}
+    return RequestOptions(
+        temperature=args.temperature,
+        top_p=args.top_p,
+        ignore_eos=ignore_eos,
+        stream=not args.disable_stream,
+        model=args.served_model_name or args.model or model,
+        sampling={} if args.backend.startswith("vllm") else sampling,
+        extra=extra,
     )
-    if args.dataset_name == "random-ids":
-        return random_id_prompts(shape, tokenizer, args.tokenize_prompt)
-    texts = sharegpt_texts(args.dataset_path) if args.dataset_path else packaged_texts()
-    return random_text_prompts(shape, tokenizer, texts, args.tokenize_prompt)
 
 
-async def warm_up(args: BenchServingArgs, prompt: Prompt, options: GenerateOptions) -> None:
-    """Copies of the first request with short answers, then the flush. Raises when all fail, or the flush does."""
-    if args.warmup_requests > 0:
-        short = prompt._replace(output_len=min(prompt.output_len, _WARMUP_OUTPUT_LEN))
-        results = await asyncio.gather(*(run_request(short, options) for _ in range(args.warmup_requests)))
-        if not any(result.success for result in results):
-            raise BenchError(f"every warm-up request failed: {results[0].error}")
-    if args.flush_cache:
-        url = f"{args.url}/flush_cache?timeout={args.flush_cache_timeout:g}"
-        answer = await fetch("POST", url, headers=options.headers)
-        if answer.status != 200:
-            raise BenchError(f"/flush_cache answered {answer.status}: {answer.body.decode(errors='replace')}")
+async def prepare_cache(args: BenchServingArgs, target: HttpTarget, prompts: list[Prompt], state: str) -> None:
+    """Bring the prefix cache into the state that is measured."""
+    if state == "cold" or args.flush_cache:
+        await target.flush()
+    if state == "warm":
+        load = Load(args.max_concurrency or 16, seed=args.seed)
+        await fill_cache(target, prompts, request_options(args, "default"), load)
 
 
-async def run_load(args: BenchServingArgs, prompts: Sequence[Prompt], options: GenerateOptions) -> list[RequestResult]:
-    """Send every prompt at the asked rate; a request's clock starts after it got its place."""
-    places = asyncio.Semaphore(args.max_concurrency or len(prompts))
-    rng = np.random.default_rng(args.seed)
-
-    async def limited(prompt: Prompt) -> RequestResult:
-        async with places:
-            return await run_request(prompt, options)
-
-    tasks = []
-    for prompt in prompts:
-        if tasks and args.request_rate != float("inf"):
-            await asyncio.sleep(rng.exponential(1 / args.request_rate))
-        tasks.append(asyncio.create_task(limited(prompt)))
-    return await asyncio.gather(*tasks)
-
-
-async def read_server_info(options: GenerateOptions) -> dict:
-    """``/server_info``, or an empty object where a server has none."""
-    answer = await fetch("GET", f"{options.url}/server_info", headers=options.headers)
-    return answer.json() if answer.status == 200 else {}
-
-
-async def benchmark(args: BenchServingArgs) -> tuple[RunMetrics, dict, list[RequestResult]]:
-    """The whole run: (figures, ``/server_info``, requests)."""
-    authorization = bench_authorization()
-    headers = {"Authorization": authorization} if authorization else {}
-    model = await wait_until_ready(args, headers)
-    tokenizer = await load_tokenizer(args, headers)
-    prompts = make_prompts(args, tokenizer)
-    print(f"{len(prompts)} prompts for {args.model or model} at {args.url}", file=sys.stderr)
-    options = GenerateOptions(
-        args.url, args.temperature, args.top_p, not args.disable_ignore_eos, args.extra_request_body, headers
-    )
-    await warm_up(args, prompts[0], options)
+async def run_once(args: BenchServingArgs, target: HttpTarget, prompts: list[Prompt], options: RequestOptions) -> Run:
+    """Measure one run over the cache as it is; ``args.cache_state`` names its state."""
     await asyncio.sleep(_PAUSE_S)
-    begin = time.perf_counter()
-    results = await run_load(args, prompts, options)
-    server_info = await read_server_info(options)
-    duration = time.perf_counter() - begin
-    retokenized = sum(len(tokenizer.encode(result.text)) for result in results if result.success)
-    return compute_metrics(results, duration, retokenized), server_info, results
+    before = await target.info()
+    progress = Progress(len(prompts), enabled=not args.disable_tqdm)
+    load = Load(args.max_concurrency, args.request_rate, args.seed)
+    results, duration, info = await measure(target, prompts, options, load, progress.add)
+    progress.close()
+    metrics = compute_metrics(results, duration, _retokenized(results, target.tokenizer))
+    if metrics.speculation.accept_length is None and metrics.completed:
+        metrics = replace(metrics, speculation=server_speculation(before, info))
+    return Run(args.cache_state, args, metrics, results, info)
+
+
+def _retokenized(results: Sequence[RequestResult], tokenizer: BenchTokenizer) -> int:
+    return sum(len(tokenizer.encode(result.reasoning + result.text)) for result in results if result.success)
+
+
+async def benchmark(args: BenchServingArgs) -> list[Run]:
+    """The whole command: one run, or a cold and a warm one."""
+    headers = authorized(args.headers)
+    model = await wait_until_ready(args.url, headers, args.ready_check_timeout_sec)
+    tokenizer, directory = await load_tokenizer(args.tokenizer, args.url, headers)
+    target = HttpTarget(args.url, args.backend, headers, tokenizer, args.flush_cache_timeout)
+    args = with_scale(args, await target.info())
+    prompts = make_prompts(args, tokenizer, load_template(directory))
+    print(f"{len(prompts)} prompts for {args.model or model} at {args.url}", file=sys.stderr)
+    options = request_options(args, model)
+    await warm_up(target, prompts[0], options, args.warmup_requests)
+    runs = []
+    for state in ("cold", "warm") if args.cache_state == "both" else (args.cache_state,):
+        await prepare_cache(args, target, prompts, state)
+        runs.append(await run_once(replace(args, cache_state=state), target, prompts, options))
+    return runs
 
 
 def main(argv: Sequence[str]) -> int:
     """Command-line entry; exit status 1 when the run could not be made or no request succeeded."""
     args = BenchServingArgs.from_cli(argv)
     try:
-        metrics, server_info, results = asyncio.run(benchmark(args))
-    except (BenchError, HttpStatusError, OSError, ValueError) as error:
+        runs = asyncio.run(benchmark(args))
+    except (BenchError, HttpStatusError, OSError, ValueError, ServerArgsError) as error:
         print(f"sgling bench serving: error: {error}", file=sys.stderr)
         return 1
-    print(format_table(args, metrics))
-    for line in (length_warning(metrics, results), first_error(results)):
-        if line:
-            print(line, file=sys.stderr)
-    append_record(output_path(args, datetime.now()), json_record(args, metrics, server_info, results))
-    return 0 if metrics.completed else 1
+    for run in runs:
+        show(run)
+        append_record(output_path(run.args, datetime.now()), json_record(run))
+    return 0 if all(run.metrics.completed for run in runs) else 1
 
 
-def first_error(results: Sequence[RequestResult]) -> str | None:
-    """What the first failed request ran into."""
-    errors = [result.error for result in results if not result.success]
-    return f"{len(errors)} requests failed; the first: {errors[0]}" if errors else None
+def show(run: Run) -> None:
+    """Print the table and what upstream's table has no row for; problems go to stderr."""
+    print(format_table(run.args, run.metrics))
+    print(format_extras(run))
+    errors = [result.error for result in run.results if not result.success]
+    if errors:
+        print(f"{len(errors)} requests failed; the first: {errors[0]}", file=sys.stderr)

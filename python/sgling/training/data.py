@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from tokenizers import Tokenizer
 
-from .generator.mix import PICO_DIR, documents
+from .generator.mix import PICO_DIR, documents, stdlib_pieces
 
 MAX_DOCUMENT = 4096
 
@@ -97,6 +97,7 @@ class BlockStream:
         self.processes: list[mp.Process] = []
         self.queues: list[mp.Queue] = []
         self.tokenizer = load_tokenizer() if workers == 0 else None
+        stdlib_pieces()  # read once here, not once a worker
         context = mp.get_context("fork")
         for worker in range(workers):
             queue = context.Queue(maxsize=ahead)

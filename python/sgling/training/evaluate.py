@@ -64,7 +64,7 @@ def draft_hits(model: Pico, prompts: list[list[int]], answers: list[list[int]], 
     hidden = model.trunk(text.flatten(), rows_layout(rows)).unflatten(0, text.shape)
     found = []
     for step, drafted in enumerate(chain_hiddens(model, rows, hidden, depth), start=1):
-        guess = torch.cat([linear(part, model.head).argmax(-1) for part in drafted])
+        guess = torch.stack([linear(part, model.head).argmax(-1) for part in drafted])
         found.append(guess == text.roll(-step - 1, 1))
     return torch.stack(found, 1).cpu()
 

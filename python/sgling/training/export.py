@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from .model import KDA, MLA, DenseFFN, MoE, Pico
 
-SHARD_LIMIT = 15 * 1024 * 1024
+SHARD_LIMIT = 14 * 1024 * 1024
 KEPT_FP32 = ("A_log", "dt_bias", "expert_bias")
 
 
@@ -80,7 +80,7 @@ def round_to_disk(model: Pico) -> None:
 
 
 def write_checkpoint(model: Pico, folder: Path) -> list[str]:
-    """Writes shards of at most 15 MiB and ``model.safetensors.index.json``; returns the shard names."""
+    """Writes shards of at most 14 MiB and ``model.safetensors.index.json``; returns the shard names."""
     folder.mkdir(parents=True, exist_ok=True)
     shards: list[dict[str, torch.Tensor]] = [{}]
     size = 0
@@ -94,6 +94,7 @@ def write_checkpoint(model: Pico, folder: Path) -> list[str]:
     names = [f"model-{index + 1:05d}-of-{len(shards):05d}.safetensors" for index in range(len(shards))]
     for name, shard in zip(names, shards, strict=True):
         save_file(shard, str(folder / name), metadata={"format": "pt"})
+        (folder / name).chmod(0o644)
     total = sum(tensor.nbytes for shard in shards for tensor in shard.values())
     weight_map = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}

@@ -67,7 +67,7 @@ class KDA(nn.Module):
             x, self.input_norm, self.eps, self.qkvfg, self.beta, self.conv, layout.positions, self.heads
         )
         if x.is_cuda:
-            o = ops.kda_chunked(q, k, v, f, beta.to(x.dtype), (self.a_log, self.dt_bias, self.bound), layout.bounds)
+            o = ops.kda_chunked(q, k, v, f, beta.to(x.dtype), (self.a_log, self.dt_bias, self.bound), layout)
         else:
             g = ops.log_decay(f, self.a_log, self.dt_bias, self.bound)
             o = ops.kda_recurrence(q, k, v, g, beta, layout.positions).to(x.dtype)

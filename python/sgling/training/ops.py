@@ -13,11 +13,13 @@ import torch.nn.functional as F
 
 
 class Layout(NamedTuple):
-    """Where documents lie in a flat stream: positions int64 [N], document ids int64 [N], bounds int32 [D+1], longest length."""
+    """Where documents lie in a flat stream: positions int64 [N], document ids int64 [N], bounds [D+1] in three forms, longest length."""
 
     positions: torch.Tensor
     documents: torch.Tensor
     bounds: torch.Tensor
+    bounds_long: torch.Tensor
+    bounds_cpu: torch.Tensor
     longest: int
 
 
@@ -28,7 +30,7 @@ def make_layout(starts: list[int], length: int, device: torch.device | str) -> L
     documents = torch.repeat_interleave(torch.arange(len(starts)), sizes)
     positions = torch.arange(length) - bounds[:-1][documents]
     longest = int(sizes.max())
-    return Layout(positions.to(device), documents.to(device), bounds.to(device, torch.int32), longest)
+    return Layout(positions.to(device), documents.to(device), bounds.to(device, torch.int32), bounds.to(device), bounds, longest)
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -82,14 +84,15 @@ def kda_recurrence(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.T
     return torch.stack(outputs)
 
 
-def kda_chunked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, f: torch.Tensor, beta: torch.Tensor, gate: tuple[torch.Tensor, torch.Tensor, float], bounds: torch.Tensor) -> torch.Tensor:
+def kda_chunked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, f: torch.Tensor, beta: torch.Tensor, gate: tuple[torch.Tensor, torch.Tensor, float], layout: Layout) -> torch.Tensor:
     """The same on a GPU in chunks (fla-core); ``gate`` is (A_log, dt_bias, lower bound), applied inside the kernel."""
     from fla.ops.kda import chunk_kda
 
     a_log, dt_bias, bound = gate
     out, _ = chunk_kda(
         q=q[None], k=k[None], v=v[None], g=f[None], beta=beta[None], A_log=a_log, dt_bias=dt_bias, use_qk_l2norm_in_kernel=True,
-        use_gate_in_kernel=True, safe_gate=True, lower_bound=bound, cu_seqlens=bounds.long(), disable_recompute=True,
+        use_gate_in_kernel=True, safe_gate=True, lower_bound=bound, cu_seqlens=layout.bounds_long, cu_seqlens_cpu=layout.bounds_cpu,
+        disable_recompute=True,
     )
     return out[0]
 

@@ -55,6 +55,7 @@ class Options:
     resume: Path | None = None
     rate: float = 1.0
     evaluate: int = 0
+    evaluate_length: int = 1280
     config: Path = PICO_DIR
     log_every: int = 20
 
@@ -172,9 +173,10 @@ class Run:
                 saved = clock.elapsed()
                 self.save("joint", step, saved, optimizer)
         self.save("joint", step, clock.elapsed(), optimizer)
+        write_checkpoint(self.model, options.output / "model")
 
     def log(self, stage: str, step: int, elapsed: float, progress: float, values: dict[str, Any]) -> None:
-        plain = {name: round(float(value), 5) for name, value in values.items()}
+        plain = {name: round(float(torch.as_tensor(value).detach()), 5) for name, value in values.items()}
         speed = step * self.options.tokens / max(elapsed, 1e-6)
         self.journal.write(stage=stage, step=step, elapsed=round(elapsed, 2), tokens_per_s=round(speed), **plain)
         self.journal.bar(stage, progress, f"step {step} {speed / 1e3:.0f}k tok/s " + " ".join(f"{k} {v:.3f}" for k, v in plain.items()))
@@ -217,7 +219,7 @@ class Run:
         if self.options.evaluate:
             ops.use_compile(False)
             started = time.monotonic()
-            report = evaluate(self.model, load_tokenizer(), self.options.evaluate, 1024)
+            report = evaluate(self.model, load_tokenizer(), self.options.evaluate, self.options.evaluate_length)
             report["seconds"] = round(time.monotonic() - started, 1)
             (self.options.output / "evaluation.json").write_text(json.dumps(report, ensure_ascii=False, indent=1), encoding="utf-8")
             short = {name: {k: v for k, v in entry.items() if k != "examples"} for name, entry in report.items() if isinstance(entry, dict)}

@@ -1,14 +1,11 @@
 """Kimi Delta Attention: decode, verify with rollback, commit, prefill (projections are done by the caller)."""
 
-from sgling_kernel.kda.cpu import kda_prefill
+from torch import Tensor
+
+from sgling_kernel import dispatch
+from sgling_kernel.kda import cpu, reference
 from sgling_kernel.kda.params import KDAParams, ReplayRing, StagedBuffers
-from sgling_kernel.kda.reference import (
-    commit_replay,
-    commit_staged,
-    kda_decode,
-    kda_verify_replay,
-    kda_verify_staged,
-)
+from sgling_kernel.kda.reference import commit_staged
 
 __all__ = [
     "KDAParams",
@@ -21,3 +18,88 @@ __all__ = [
     "kda_verify_replay",
     "kda_verify_staged",
 ]
+
+
+def kda_decode(
+    qkv: Tensor, f: Tensor, b: Tensor, p: KDAParams, conv_pool: Tensor, state_pool: Tensor, state_slots: Tensor
+) -> Tensor:
+    """One token per request, pools updated in place; see reference.kda_decode."""
+    args = (qkv, f, b, p, conv_pool, state_pool, state_slots)
+    if dispatch.use_triton(qkv):
+        from sgling_kernel.kda import kernel
+
+        return kernel.kda_decode(*args)
+    return reference.kda_decode(*args)
+
+
+def kda_verify_staged(
+    qkv: Tensor,
+    f: Tensor,
+    b: Tensor,
+    p: KDAParams,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    state_slots: Tensor,
+    width: int,
+    stage: StagedBuffers,
+) -> Tensor:
+    """W rows per request, every post-state staged; see reference.kda_verify_staged."""
+    args = (qkv, f, b, p, conv_pool, state_pool, state_slots, width, stage)
+    if dispatch.use_triton(qkv):
+        from sgling_kernel.kda import kernel
+
+        return kernel.kda_verify_staged(*args)
+    return reference.kda_verify_staged(*args)
+
+
+def kda_verify_replay(
+    qkv: Tensor,
+    f: Tensor,
+    b: Tensor,
+    p: KDAParams,
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    state_slots: Tensor,
+    seq_lens: Tensor,
+    width: int,
+    ring: ReplayRing,
+) -> Tensor:
+    """W rows per request, their inputs kept in the ring; see reference.kda_verify_replay."""
+    args = (qkv, f, b, p, conv_pool, state_pool, state_slots, seq_lens, width, ring)
+    if dispatch.use_triton(qkv):
+        from sgling_kernel.kda import kernel
+
+        return kernel.kda_verify_replay(*args)
+    return reference.kda_verify_replay(*args)
+
+
+def commit_replay(
+    conv_pool: Tensor,
+    state_pool: Tensor,
+    ring: ReplayRing,
+    state_slots: Tensor,
+    seq_lens: Tensor,
+    accept_lens: Tensor,
+    width: int,
+) -> None:
+    """Fold the accepted rows of the ring into the working slots, all layers at once; see reference.commit_replay."""
+    reference.check_ring(ring.x.shape[2], width)
+    if dispatch.use_triton(state_pool):
+        from sgling_kernel.kda import kernel
+
+        kernel.commit_replay(conv_pool, state_pool, ring, state_slots, seq_lens, accept_lens)
+        return
+    reference.commit_replay(conv_pool, state_pool, ring, state_slots, seq_lens, accept_lens, width)
+
+
+def kda_prefill(
+    qkv: Tensor, f: Tensor, b: Tensor, p: KDAParams, conv_window: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """T tokens of one request; see reference.kda_prefill. On a GPU through fla-core's chunk kernel where it exists."""
+    args = (qkv, f, b, p, conv_window, state)
+    if dispatch.use_triton(qkv):
+        from sgling_kernel.kda import gpu
+
+        if gpu.why_not_chunk_kda(qkv, p) is None:
+            return gpu.kda_prefill(*args)
+    return cpu.kda_prefill(*args)

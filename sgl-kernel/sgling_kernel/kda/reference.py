@@ -60,13 +60,18 @@ def kda_verify_staged(
     return torch.stack(outputs, 1).to(qkv.dtype).flatten(0, 1)
 
 
+def check_ring(ring: int, width: int) -> None:
+    """Raise ValueError unless the ring is a power of two and holds at least 2·width entries."""
+    if ring & (ring - 1) or ring < 2 * width:
+        raise ValueError(f"replay ring of {ring} entries: need a power of two >= 2 * width = {2 * width}")
+
+
 def ring_rows(state_slots: torch.Tensor, seq_lens: torch.Tensor, width: int, ring: int) -> torch.Tensor:
     """Flat ring entries slot·ring + ((seq_len + j) mod ring) of rows j < width: int64 [bs·width].
 
     Errors: ValueError when the ring is not a power of two or holds fewer than 2·width entries.
     """
-    if ring & (ring - 1) or ring < 2 * width:
-        raise ValueError(f"replay ring of {ring} entries: need a power of two >= 2 * width = {2 * width}")
+    check_ring(ring, width)
     entries = (seq_lens.unsqueeze(1) + torch.arange(width, device=seq_lens.device)) & (ring - 1)
     return (state_slots.unsqueeze(1) * ring + entries).view(-1)
 

@@ -8,7 +8,9 @@ from torch import Tensor
 
 from sgling_kernel.linear.fixed_rows import in_row_blocks
 from sgling_kernel.mla.context import PagedContext
+from sgling_kernel.norm.reference import rms_norm
 from sgling_kernel.pointwise import sigmoid
+from sgling_kernel.rotary.reference import apply_rope
 
 
 def write_kv(kv_pool: Tensor, loc: Tensor, c: Tensor, k_pe: Tensor) -> None:
@@ -18,6 +20,19 @@ def write_kv(kv_pool: Tensor, loc: Tensor, c: Tensor, k_pe: Tensor) -> None:
     dummy slot 0 may occur more than once.
     """
     kv_pool.index_copy_(0, loc, torch.cat((c, k_pe), dim=-1))
+
+
+def prepare(
+    pe: Tensor, latent: Tensor, norm: tuple[Tensor, float], rotary: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor]
+) -> Tensor:
+    """Everything between the input projection and attention, except the absorbed query.
+
+    pe [N, H + 1, rope] = unrotated queries and, last, the key; latent [N, latent]; norm = (weight, eps) of the latent;
+    rotary = (positions int64 [N], table); cache = (kv_pool, loc), see ``write_kv`` -> rotated queries [N, H, rope].
+    """
+    turned = apply_rope(pe, *rotary)
+    write_kv(*cache, rms_norm(latent, *norm), turned[:, -1])
+    return turned[:, :-1]
 
 
 def absorb_q(q_nope: Tensor, w_kc: Tensor) -> Tensor:

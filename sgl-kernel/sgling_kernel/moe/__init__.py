@@ -2,21 +2,83 @@
 
 from torch import Tensor
 
-from sgling_kernel.linear import fixed_row_count
-from sgling_kernel.moe.cpu import experts_by_row, experts_grouped, why_not_grouped
-from sgling_kernel.moe.reference import dense_ffn, interleave_w13, swiglu
+from sgling_kernel import dispatch
+from sgling_kernel.linear import fixed_row_count, linear
+from sgling_kernel.moe import reference
+from sgling_kernel.moe.cpu import (
+    empty_experts,
+    experts_by_bag,
+    experts_by_row,
+    experts_grouped,
+    why_not_bags,
+    why_not_grouped,
+)
+from sgling_kernel.moe.reference import interleave_w13
+from sgling_kernel.moe.weights import ExpertWeights
 
-__all__ = ["dense_ffn", "interleave_w13", "moe_experts", "swiglu", "why_not_grouped"]
+__all__ = [
+    "ExpertWeights",
+    "dense_ffn",
+    "empty_experts",
+    "experts_with_shared",
+    "interleave_w13",
+    "moe_experts",
+    "swiglu",
+    "why_not_bags",
+    "why_not_grouped",
+]
 
 _FEW_PAIRS = 4  # up to here copying expert weights beats the grouped product's fixed cost
+_BAG_PAIRS_PER_EXPERT = 4  # up to here summing weight columns beats the grouped product
+
+
+def swiglu(gu: Tensor, limit: float | None) -> Tensor:
+    """Clamped SwiGLU of interleaved pairs; see reference.swiglu."""
+    if dispatch.use_triton(gu) and gu.dim() == 2:
+        from sgling_kernel.moe import kernel
+
+        return kernel.swiglu(gu, limit)
+    return reference.swiglu(gu, limit)
+
+
+def dense_ffn(x: Tensor, w13: Tensor, w2: Tensor, limit: float | None) -> Tensor:
+    """Dense or shared FFN; see reference.dense_ffn."""
+    return linear(swiglu(linear(x, w13), limit), w2)
+
+
+def experts_with_shared(
+    x: Tensor, experts: ExpertWeights, shared: ExpertWeights, weights: Tensor, ids: Tensor
+) -> Tensor:
+    """``moe_experts`` plus the always-on shared expert, each rounded on its own: x [N, d] -> [N, d]."""
+    if dispatch.use_triton(x) and dispatch.is_decode_sized(x.shape[0]):
+        from sgling_kernel.moe import kernel
+
+        if kernel.why_not_pairs(x, experts, shared) is None:
+            return kernel.experts_by_pair(x, experts, shared, weights, ids)
+    return moe_experts(x, experts.w13, experts.w2, weights, ids, experts.limit) + dense_ffn(x, *shared)
 
 
 def moe_experts(x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor, ids: Tensor, limit: float | None) -> Tensor:
     """Sum over a row's experts of weight * expert(x); see reference.moe_experts for shapes and rounding.
 
-    Few pairs, fixed-row mode and operands that `why_not_grouped` refuses go row by row, the rest grouped by expert.
+    CPU: decode-sized batches and fixed-row mode sum weight columns in bags, larger batches go grouped by expert. Where
+    `why_not_bags` refuses, few pairs, fixed-row mode and what `why_not_grouped` refuses go row by row.
+    GPU: decode-sized batches go pair by pair, prefill chunks through the library's grouped product where it exists.
     """
-    few = ids.numel() <= _FEW_PAIRS
-    by_row = few or fixed_row_count() is not None or why_not_grouped(x, w13, w2) is not None
+    if dispatch.use_triton(x):
+        return _moe_experts_gpu(x, ExpertWeights(w13, w2, limit), weights, ids)
+    pairs, fixed = ids.numel(), fixed_row_count() is not None
+    bag_sized = fixed or pairs <= _BAG_PAIRS_PER_EXPERT * w13.shape[0]
+    if bag_sized and why_not_bags(x, w13, w2) is None:
+        return experts_by_bag(x, w13, w2, weights, ids, limit)
+    by_row = fixed or pairs <= _FEW_PAIRS or why_not_grouped(x, w13, w2) is not None
     experts = experts_by_row if by_row else experts_grouped
     return experts(x, w13, w2, weights, ids, limit)
+
+
+def _moe_experts_gpu(x: Tensor, experts: ExpertWeights, weights: Tensor, ids: Tensor) -> Tensor:
+    from sgling_kernel.moe import gpu, kernel
+
+    if dispatch.is_decode_sized(x.shape[0]) or gpu.why_not_grouped(x) is not None:
+        return kernel.experts_by_pair(x, experts, None, weights, ids)
+    return gpu.experts_grouped(x, experts, weights, ids)

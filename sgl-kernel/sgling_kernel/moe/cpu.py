@@ -37,6 +37,42 @@ def why_not_grouped(x: Tensor, w13: Tensor, w2: Tensor) -> str | None:
     return None
 
 
+def empty_experts(shape: tuple[int, int, int], dtype: torch.dtype, device: torch.device | str) -> Tensor:
+    """Uninitialised weights of E experts, shape [E, out, in], in the memory order the device's decode path reads.
+
+    On a CPU an expert's columns are contiguous (what `experts_by_bag` gathers), elsewhere its rows.
+    """
+    experts, rows, columns = shape
+    if torch.device(device).type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    return torch.empty(experts, columns, rows, dtype=dtype, device=device).transpose(1, 2)
+
+
+def why_not_bags(x: Tensor, w13: Tensor, w2: Tensor) -> str | None:
+    """Reason why weighted sums of weight columns cannot serve these operands, or None if they can."""
+    if x.device.type != "cpu" or {x.dtype, w13.dtype, w2.dtype} != {torch.float32}:
+        return f"columns are summed in fp32 on a CPU, not in {x.dtype} on {x.device.type}"
+    if not (w13.transpose(1, 2).is_contiguous() and w2.transpose(1, 2).is_contiguous()):
+        return "the columns of an expert are not contiguous (see empty_experts)"
+    return None
+
+
+def experts_by_bag(x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor, ids: Tensor, limit: float | None) -> Tensor:
+    """reference.moe_experts with each product as a weighted sum of weight columns: no copy of a weight, no sorting.
+
+    A bag is one row of one product, summed in column order, so its bits depend on no other row. The routing weight is
+    applied before the down product, and the slots of a row are one sum.
+    """
+    (rows, top_k), (_, dim, width) = ids.shape, w2.shape
+    pairs = ids.reshape(-1, 1)
+    columns = torch.add(torch.arange(dim, device=x.device), pairs, alpha=dim)
+    inputs = x.unsqueeze(1).expand(rows, top_k, dim).reshape(-1, dim)
+    gu = F.embedding_bag(columns, w13.transpose(1, 2).flatten(0, 1), mode="sum", per_sample_weights=inputs)
+    hidden = swiglu(gu, limit).view(rows, top_k, width).mul_(weights.unsqueeze(-1)).view(rows, -1)
+    columns = torch.add(torch.arange(width, device=x.device), pairs, alpha=width).view(rows, -1)
+    return F.embedding_bag(columns, w2.transpose(1, 2).flatten(0, 1), mode="sum", per_sample_weights=hidden)
+
+
 def experts_grouped(x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor, ids: Tensor, limit: float | None) -> Tensor:
     """reference.moe_experts with pairs sorted by expert: each chosen expert's weights are read once, others never."""
     sorted_ids, order = ids.flatten().sort(stable=True)

@@ -1,4 +1,4 @@
-"""Rotary embedding, plain torch: interleaved (GPT-J) pairs, fp32 table and product, one rounding."""
+"""Rotary embedding, plain torch: interleaved (GPT-J) or half-split (NeoX) pairs, fp32 table and product, one rounding."""
 
 import torch
 from torch import Tensor
@@ -26,7 +26,18 @@ def apply_rope(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
     table fp32 [P, dim/2, 2]. (a, b) -> (a cos - b sin, b cos + a sin) in fp32, rounded once to x.dtype.
     Positions must lie below P: the table is indexed on the device and not checked here.
     """
-    rotation = table[positions].view(x.shape[0], *(1,) * (x.dim() - 2), *table.shape[1:])
-    cos, sin = rotation.unbind(-1)
+    cos, sin = _rotation(x, positions, table)
     a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
     return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2).to(x.dtype)
+
+
+def apply_rope_neox(x: Tensor, positions: Tensor, table: Tensor) -> Tensor:
+    """:func:`apply_rope` with half-split pairs (i, i + dim/2), the layout of Qwen-style drafters."""
+    cos, sin = _rotation(x, positions, table)
+    a, b = x.float().chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1).to(x.dtype)
+
+
+def _rotation(x: Tensor, positions: Tensor, table: Tensor) -> tuple[Tensor, Tensor]:
+    """(cos, sin) of each row, broadcastable over the middle dimensions of x."""
+    return table[positions].view(x.shape[0], *(1,) * (x.dim() - 2), *table.shape[1:]).unbind(-1)

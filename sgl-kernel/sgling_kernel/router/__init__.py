@@ -1,5 +1,19 @@
 """Group-limited top-k expert routing with selection bias (noaux_tc)."""
 
-from sgling_kernel.router.reference import RouterConfig, grouped_topk
+from torch import Tensor
+
+from sgling_kernel import dispatch
+from sgling_kernel.router import reference
+from sgling_kernel.router.reference import RouterConfig
 
 __all__ = ["RouterConfig", "grouped_topk"]
+
+
+def grouped_topk(logits: Tensor, bias: Tensor, config: RouterConfig) -> tuple[Tensor, Tensor]:
+    """(weights, ids) of the chosen experts; see reference.grouped_topk."""
+    if dispatch.use_triton(logits):
+        from sgling_kernel.router import kernel
+
+        if kernel.why_not_kernel(config, logits.shape[1]) is None:
+            return kernel.grouped_topk(logits, bias, config)
+    return reference.grouped_topk(logits, bias, config)

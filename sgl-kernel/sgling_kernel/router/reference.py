@@ -7,7 +7,7 @@ from torch import Tensor
 
 from sgling_kernel.pointwise import sigmoid
 
-_SUM_EPS = 1e-20
+SUM_EPS = 1e-20
 
 
 class RouterConfig(NamedTuple):
@@ -55,5 +55,5 @@ def grouped_topk(logits: Tensor, bias: Tensor, config: RouterConfig) -> tuple[Te
     ids = _largest(biased, config.top_k)
     weights = scores.gather(1, ids)
     if config.norm_topk_prob:
-        weights = weights / (weights.sum(-1, keepdim=True) + _SUM_EPS)
+        weights = weights / (weights.sum(-1, keepdim=True) + SUM_EPS)
     return weights * config.routed_scaling_factor, ids

@@ -20,7 +20,7 @@ def token_logprobs(logits: torch.Tensor, ids: torch.Tensor, reduce: ShardReduce,
     local = (column >= 0) & (column < logits.shape[-1])
     chosen = clean.gather(1, column.clamp(0, logits.shape[-1] - 1))
     chosen = reduce.max(torch.where(local, chosen, -torch.inf))
-    return (chosen - _log_normalizer(clean, reduce).unsqueeze(-1)).view(ids.shape)
+    return (chosen - log_normalizer(clean, reduce).unsqueeze(-1)).view(ids.shape)
 
 
 def top_logprobs(
@@ -48,10 +48,10 @@ def top_logprobs(
         scores.append(score)
         ids.append(best)
     top = torch.stack(scores, dim=-1)
-    return top - _log_normalizer(clean, reduce).unsqueeze(-1), torch.stack(ids, dim=-1)
+    return top - log_normalizer(clean, reduce).unsqueeze(-1), torch.stack(ids, dim=-1)
 
 
-def _log_normalizer(clean: torch.Tensor, reduce: ShardReduce) -> torch.Tensor:
+def log_normalizer(clean: torch.Tensor, reduce: ShardReduce) -> torch.Tensor:
     """log(sum(exp(clean))) of each tamed row over all shards, fp32 [N]; integer masses make the sum exact."""
     peak = row_max(clean, reduce)
     total = reduce.sum(fixed_mass(clean - peak.unsqueeze(-1)).sum(dim=-1)).clamp(min=1)  # 0 only without a finite logit

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from sgling_kernel import dispatch
 from sgling_kernel.logits import argmax_lowest
 from sgling_kernel.noise import gumbel_noise
 from sgling_kernel.sampling import AdjustInputs, SamplingFlags, ShardReduce, adjust_logits, target_scores
@@ -93,4 +94,8 @@ def verdict_masked(logits: torch.Tensor, inputs: AdjustInputs, flags: SamplingFl
 
 def _judge(target_ids: torch.Tensor, candidates: torch.Tensor) -> Verdict:
     target_ids = target_ids.view_as(candidates)
+    if dispatch.use_triton(target_ids):
+        from sgling_kernel.verdict import kernel
+
+        return Verdict(target_ids, *kernel.chain_accept(candidates, target_ids))
     return Verdict(target_ids, *chain_accept(candidates, target_ids))

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from sgling.srt.config.flags import flag, hint, not_built
 
-_DSPARK = "DSPARK speculation"
 _NGRAM = "NGRAM speculation"
 _LOSSY = "lossy acceptance"
 
@@ -16,27 +15,51 @@ class SpeculativeArgs:
     """What ``spec_config`` resolves."""
 
     speculative_algorithm: str | None = flag(
-        None, "NEXTN (= EAGLE), or none; default: NEXTN for an embedded model, else none", "--speculative-algo"
+        None, "NEXTN (= EAGLE), DSPARK or none; default: NEXTN for an embedded model, else none", "--speculative-algo"
+    )
+    speculative_draft_model_path: str | None = flag(
+        None, "DSPARK: drafter directory or hub id; default: the model's dspark/ folder", "--speculative-draft-model"
+    )
+    speculative_draft_model_revision: str | None = flag(None, "branch, tag or commit of a hub drafter")
+    speculative_draft_load_format: str | None = flag(
+        None, "as --load-format, for the drafter; default: the same", choices=("auto", "safetensors", "dummy")
     )
     speculative_num_steps: int | None = flag(None, "draft depth; default 3")
     speculative_eagle_topk: int | None = flag(None, "branches per draft step; 1 is the only one")
     speculative_num_draft_tokens: int | None = flag(None, "verify width with the root token: steps + 1")
     enable_linear_replayssm_spec: bool = flag(False, "roll recurrent states back by replay (the default)")
     linear_replayssm_cache_len: int | None = flag(
-        None, "ring length of replay: a power of two, at least twice the verify width; default 16"
+        None, "ring length of replay: a power of two, at least twice the verify width; default 16, DSPARK: what it needs"
     )
     linear_rollback: str = flag("replay", "how recurrent states are rolled back", choices=("replay", "staged"))
+    speculative_depth: str = flag(
+        "fixed", "auto = choose the verify width step by step, 1 (no drafts) included", choices=("fixed", "auto")
+    )
+    speculative_depth_table: str | None = flag(
+        None, "step times for auto, written by sgling sweep depth; default: measured at start"
+    )
+    speculative_adaptive: bool = flag(False, "upstream's name of --speculative-depth auto")
+    speculative_smoke: str = flag(
+        "auto",
+        "at start, compare the accept length on fixed prompts with the recorded floor; auto = if there is a floor",
+        choices=("auto", "on", "off"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DSparkArgs:
+    """Flags of the block drafter."""
+
+    speculative_dspark_block_size: int | None = flag(None, "use only this many drafts of each block; default: all")
+    speculative_use_rejection_sampling: bool = flag(
+        False, "DSPARK: lossless p/q rejection instead of position-keyed sampled verify"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpeculativeHintArgs:
     """Speculative flags that need another drafter, or change nothing here."""
 
-    speculative_draft_model_path: str | None = not_built(
-        None, "a drafter outside the main checkpoint", "--speculative-draft-model"
-    )
-    speculative_draft_model_revision: str | None = not_built(None, "a drafter outside the main checkpoint")
-    speculative_draft_load_format: str | None = not_built(None, "a drafter outside the main checkpoint")
     speculative_draft_model_quantization: str | None = not_built(None, "quantised weights")
     speculative_draft_kv_cache_dtype: str | None = not_built(
         None, "a quantised KV cache", neutral=("auto", "bf16", "bfloat16")
@@ -52,14 +75,13 @@ class SpeculativeHintArgs:
     speculative_token_map: str | None = not_built(None, "a reduced draft vocabulary")
     speculative_accept_threshold_single: float = not_built(1.0, _LOSSY)
     speculative_accept_threshold_acc: float = not_built(1.0, _LOSSY)
-    speculative_use_rejection_sampling: bool = not_built(False, "rejection sampling (sampled verify is exact)")
     speculative_use_block_verification: bool = not_built(False, "block verification")
-    speculative_adaptive: bool = not_built(False, "adaptive draft depth")
-    speculative_adaptive_config: str | None = not_built(None, "adaptive draft depth")
-    speculative_dspark_block_size: int | None = not_built(None, _DSPARK)
-    speculative_dspark_sps_table_path: str | None = not_built(None, _DSPARK)
-    speculative_dspark_confidence_sts_path: str | None = not_built(None, _DSPARK)
-    speculative_dspark_align_verify_tokens_to_graph_tier: bool = not_built(False, _DSPARK)
+    speculative_adaptive_config: str | None = not_built(
+        None, "lists of candidate depths; --speculative-depth-table has measured costs"
+    )
+    speculative_dspark_sps_table_path: str | None = not_built(None, "confidence scheduling")
+    speculative_dspark_confidence_sts_path: str | None = not_built(None, "confidence scheduling")
+    speculative_dspark_align_verify_tokens_to_graph_tier: bool = not_built(False, "confidence scheduling")
     speculative_dflash_block_size: int | None = not_built(None, "DFLASH speculation")
     speculative_ngram_min_bfs_breadth: int = not_built(1, _NGRAM)
     speculative_ngram_max_bfs_breadth: int = not_built(10, _NGRAM)

@@ -66,7 +66,7 @@ def check_supported(raw: Mapping[str, Any]) -> None:
         value = raw.get(rule.key)
         if value is not None and value not in rule.allowed:
             raise ModelConfigError(f"config.json: {rule.key}={value!r}: {rule.reason}")
-    _check_rope(raw)
+    check_rope(raw)
 
 
 def _check_architecture(raw: Mapping[str, Any]) -> None:
@@ -90,7 +90,8 @@ def _check_quantization(raw: Mapping[str, Any]) -> None:
             )
 
 
-def _check_rope(raw: Mapping[str, Any]) -> None:
+def check_rope(raw: Mapping[str, Any]) -> None:
+    """Refuse scaled RoPE (of a target or of a drafter)."""
     for key in ("rope_scaling", "rope_parameters"):
         value = raw.get(key)
         if value is None:

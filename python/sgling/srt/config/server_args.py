@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from sgling.srt.config.args_model import ModelArgs
 from sgling.srt.config.args_runtime import GraphArgs, KernelArgs, MemoryArgs, ParallelArgs, ScheduleArgs
 from sgling.srt.config.args_serving import HttpArgs, LogArgs, OutputArgs
-from sgling.srt.config.args_speculative import SpeculativeArgs, SpeculativeHintArgs
+from sgling.srt.config.args_speculative import DSparkArgs, SpeculativeArgs, SpeculativeHintArgs
 from sgling.srt.config.config_file import config_file_argv
+from sgling.srt.config.dspark_config import DSparkConfig
 from sgling.srt.config.flags import (
     Kind,
     ServerArgsError,
@@ -29,7 +30,7 @@ from sgling.srt.config.flags import (
     parse_flags,
 )
 from sgling.srt.config.model_path import is_embedded
-from sgling.srt.config.spec_config import SpecConfig, resolve_spec_config
+from sgling.srt.config.spec_config import SpecConfig, complete_spec_config, resolve_spec_config
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ MAX_PAGE_SIZE = 64
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServerArgs(
     SpeculativeHintArgs,
+    DSparkArgs,
     SpeculativeArgs,
     ParallelArgs,
     GraphArgs,
@@ -114,6 +116,11 @@ class ServerArgs(
         values.update((name, None) for name in _PARSERS if getattr(self, name) == "none")
         return dataclasses.replace(self, **values)
 
+    def with_drafter(self, drafter: DSparkConfig) -> ServerArgs:
+        """Resolved arguments completed by the drafter's config (DSPARK); see :mod:`sgling.srt.config.draft_model`."""
+        spec = complete_spec_config(self, drafter)
+        return dataclasses.replace(self, **_speculative_fields(spec), spec=spec)
+
     def given(self) -> dict:
         """Server flags that differ from their default, as keyword arguments of ``Engine``."""
         values = ((field, getattr(self, field.name)) for field, _ in flag_fields(ServerArgs))
@@ -158,8 +165,9 @@ def _speculative_fields(spec: SpecConfig) -> dict:
         "speculative_algorithm": spec.algorithm,
         "speculative_num_steps": spec.num_steps if on else None,
         "speculative_eagle_topk": spec.topk if on else None,
-        "speculative_num_draft_tokens": spec.width if on else None,
-        "linear_replayssm_cache_len": spec.ring_length if spec.rollback == "replay" else None,
+        "speculative_num_draft_tokens": spec.width or None if on else None,
+        "speculative_depth": spec.depth if on else None,
+        "linear_replayssm_cache_len": spec.ring_length or None if spec.rollback == "replay" else None,
     }
 
 

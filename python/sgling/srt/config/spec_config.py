@@ -1,14 +1,17 @@
 """Resolves the speculative flags into the numbers the runtime works with.
 
 Terms (chain speculation): ``num_steps`` = drafts per round k; ``width`` = W = k + 1 rows per request in a verify, the
-root token included. Width 1 is speculation with nothing drafted: the same round, no guess.
+root token included. Width 1 is speculation with nothing drafted: the same round, no guess. DSPARK drafts a block of
+gamma tokens in one step (``num_steps`` 1) and its width, gamma + 1, comes from the drafter's config.
 """
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from sgling.srt.config.depth_table import DepthTable, read_depth_table
+from sgling.srt.config.dspark_config import DSparkConfig
 from sgling.srt.config.flags import ServerArgsError
 
 logger = logging.getLogger(__name__)
@@ -16,7 +19,14 @@ logger = logging.getLogger(__name__)
 MAX_WIDTH = 8
 DEFAULT_NUM_STEPS = 3
 DEFAULT_RING_LENGTH = 16
-_NOT_BUILT = ("DSPARK", "EAGLE3", "STANDALONE", "NGRAM", "DFLASH", "UNO")
+_NOT_BUILT = ("EAGLE3", "STANDALONE", "NGRAM", "DFLASH", "UNO")
+_DSPARK_ONLY = (
+    "speculative_draft_model_path",
+    "speculative_draft_model_revision",
+    "speculative_draft_load_format",
+    "speculative_dspark_block_size",
+    "speculative_use_rejection_sampling",
+)
 _TRIPLE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
 
 
@@ -25,12 +35,17 @@ class SpecConfig:
     """Resolved speculation.
 
     Attributes:
-        algorithm: "NEXTN", or None when speculation is off (plain decode, no drafter is loaded).
-        num_steps: drafts per round, k >= 0.
+        algorithm: "NEXTN", "DSPARK", or None when speculation is off (plain decode, no drafter is loaded).
+        num_steps: draft steps per round: k >= 0 of NEXTN, 1 of DSPARK.
         topk: branches per step, always 1.
-        width: rows per request in a verify, k + 1; 1 when speculation is off.
+        width: rows per request in a verify, drafts + 1; 1 when speculation is off. DSPARK: what was asked for, or 0,
+            until :func:`complete_spec_config` has seen the drafter.
         rollback: "replay" or "staged".
-        ring_length: entries of the replay ring, a power of two >= 2 * width.
+        ring_length: entries of the replay ring, a power of two >= 2 * width (DSPARK: as for width).
+        drafter: shape of the DSPARK drafter once it is known, None for other algorithms.
+        rejection_sampling: p/q rejection instead of sampled verify (DSPARK).
+        depth: "fixed" = every step has ``width`` rows per request, "auto" = 1 to ``width`` of them, step by step.
+        depth_table: step times for auto, None = measure them at start.
     """
 
     algorithm: str | None
@@ -39,6 +54,10 @@ class SpecConfig:
     width: int
     rollback: str
     ring_length: int
+    drafter: DSparkConfig | None = None
+    rejection_sampling: bool = False
+    depth: str = "fixed"
+    depth_table: DepthTable | None = None
 
     @property
     def enabled(self) -> bool:
@@ -50,6 +69,11 @@ class SpecConfig:
         """Upstream's name of the verify width."""
         return self.width
 
+    @property
+    def window(self) -> int:
+        """Positions a round may touch behind the committed length: verify rows, or a longer draft block."""
+        return max(self.width, self.drafter.block_rows if self.drafter else 0)
+
 
 def resolve_spec_config(args, embedded_model: bool) -> SpecConfig:
     """Apply upstream's rules to the speculative flags of ``args`` (any object with their attributes).
@@ -58,16 +82,90 @@ def resolve_spec_config(args, embedded_model: bool) -> SpecConfig:
     ``--speculative-algorithm none``. Raises :class:`ServerArgsError`; logs the corrections upstream makes silently.
     """
     algorithm = _resolve_algorithm(args.speculative_algorithm, embedded_model)
+    auto = _wants_auto_depth(args, algorithm)
+    table = read_depth_table(args.speculative_depth_table) if auto and args.speculative_depth_table else None
     if algorithm is None:
         given = [name for name in _TRIPLE if getattr(args, name) is not None]
         if given:
             flags = ", ".join("--" + name.replace("_", "-") for name in given)
             raise ServerArgsError(f"{flags}: only with --speculative-algorithm, and it is off")
         steps = 0
+    elif algorithm == "DSPARK":
+        return _resolve_dspark(args)
     else:
-        steps = _resolve_steps(args)
+        steps = _resolve_steps(args, _default_steps(auto, table))
+    _refuse_dspark_flags(args)
     width = steps + 1
-    return SpecConfig(algorithm, steps, 1, width, *_resolve_rollback(args, width))
+    spec = SpecConfig(algorithm, steps, 1, width, *_resolve_rollback(args, width, DEFAULT_RING_LENGTH))
+    return replace(spec, depth="auto", depth_table=_checked_table(table, width)) if auto else spec
+
+
+def _wants_auto_depth(args, algorithm: str | None) -> bool:
+    """Whether the width is chosen step by step; raises where there is nothing to choose."""
+    auto = args.speculative_depth == "auto" or args.speculative_adaptive
+    if auto and algorithm != "NEXTN":
+        found = "it is off" if algorithm is None else f"the algorithm is {algorithm}"
+        raise ServerArgsError(f"--speculative-depth auto: only with --speculative-algorithm NEXTN, and {found}")
+    if args.speculative_depth_table is not None and not auto:
+        raise ServerArgsError("--speculative-depth-table: only with --speculative-depth auto")
+    return auto
+
+
+def _default_steps(auto: bool, table: DepthTable | None) -> int:
+    """Draft depth when none is given: with auto as deep as is measured, or as can be built."""
+    if not auto:
+        return DEFAULT_NUM_STEPS
+    return MAX_WIDTH - 1 if table is None else min(table.max_width, MAX_WIDTH) - 1
+
+
+def _checked_table(table: DepthTable | None, width: int) -> DepthTable | None:
+    """Raises unless there is something to choose and the table, if one is given, covers it."""
+    if width == 1:
+        raise ServerArgsError("--speculative-depth auto needs --speculative-num-steps of at least 1")
+    if table is not None and table.max_width < width:
+        raise ServerArgsError(
+            f"--speculative-depth-table covers widths 1 to {table.max_width}, and --speculative-num-steps {width - 1} "
+            f"asks for {width}; sweep again with --max-steps {width - 1}"
+        )
+    return table
+
+
+def complete_spec_config(args, drafter: DSparkConfig) -> SpecConfig:
+    """Speculation of ``args`` (resolved, DSPARK) with what the drafter's config decides: width and ring length.
+
+    Raises :class:`ServerArgsError` for a flag that contradicts the drafter.
+    """
+    asked = args.speculative_dspark_block_size
+    drafts = drafter.block_size if asked is None else asked
+    if not 1 <= drafts <= drafter.block_size:
+        raise ServerArgsError(
+            f"--speculative-dspark-block-size {drafts}: must be 1 to {drafter.block_size}, the drafter's block size"
+        )
+    width = drafts + 1
+    if args.speculative_num_draft_tokens not in (None, width):
+        raise ServerArgsError(
+            f"--speculative-num-draft-tokens {args.speculative_num_draft_tokens}: must be {width}, block size + 1"
+        )
+    ring = max(DEFAULT_RING_LENGTH, 1 << (2 * width - 1).bit_length())
+    rollback, ring = _resolve_rollback(args, width, ring)
+    return replace(args.spec, width=width, rollback=rollback, ring_length=ring, drafter=drafter)
+
+
+def _resolve_dspark(args) -> SpecConfig:
+    """What the flags alone decide; upstream forces steps and topk to 1."""
+    for name in _TRIPLE[:2]:
+        if getattr(args, name) not in (None, 1):
+            logger.warning("--%s corrected to 1: DSPARK drafts a block in one step", name.replace("_", "-"))
+    rollback, _ = _resolve_rollback(args, 0, DEFAULT_RING_LENGTH)
+    width, ring = args.speculative_num_draft_tokens or 0, args.linear_replayssm_cache_len or 0
+    rejection = args.speculative_use_rejection_sampling
+    return SpecConfig("DSPARK", 1, 1, width, rollback, ring, rejection_sampling=rejection)
+
+
+def _refuse_dspark_flags(args) -> None:
+    for name in _DSPARK_ONLY:
+        if getattr(args, name):
+            raise ServerArgsError(f"--{name.replace('_', '-')}: only with --speculative-algorithm DSPARK")
 
 
 def _resolve_algorithm(name: str | None, embedded_model: bool) -> str | None:
@@ -78,12 +176,14 @@ def _resolve_algorithm(name: str | None, embedded_model: bool) -> str | None:
         return None
     if upper in ("NEXTN", "EAGLE"):
         return "NEXTN"
+    if upper == "DSPARK":
+        return "DSPARK"
     if upper in _NOT_BUILT:
-        raise ServerArgsError(f"--speculative-algorithm {name}: {upper} is not built yet; NEXTN and none are")
-    raise ServerArgsError(f"--speculative-algorithm {name}: unknown; known are NEXTN, EAGLE, none")
+        raise ServerArgsError(f"--speculative-algorithm {name}: {upper} is not built yet; NEXTN, DSPARK and none are")
+    raise ServerArgsError(f"--speculative-algorithm {name}: unknown; known are NEXTN, EAGLE, DSPARK, none")
 
 
-def _resolve_steps(args) -> int:
+def _resolve_steps(args, default: int) -> int:
     """Draft depth under upstream's rules of the (steps, topk, draft tokens) triple."""
     steps, topk, tokens = (getattr(args, name) for name in _TRIPLE)
     if steps is None:
@@ -91,7 +191,7 @@ def _resolve_steps(args) -> int:
             raise ServerArgsError(
                 "--speculative-num-steps must be set when --speculative-eagle-topk or --speculative-num-draft-tokens is"
             )
-        return DEFAULT_NUM_STEPS
+        return default
     if topk not in (None, 1):
         raise ServerArgsError(f"--speculative-eagle-topk {topk}: only chains (1) are built, trees are refused")
     if not 0 <= steps < MAX_WIDTH:
@@ -103,13 +203,13 @@ def _resolve_steps(args) -> int:
     return steps
 
 
-def _resolve_rollback(args, width: int) -> tuple[str, int]:
-    """(scheme, ring length)."""
+def _resolve_rollback(args, width: int, default_ring: int) -> tuple[str, int]:
+    """(scheme, ring length); ``default_ring`` is used when no length is given."""
     if args.linear_rollback == "staged":
         for name in ("enable_linear_replayssm_spec", "linear_replayssm_cache_len"):
             if getattr(args, name):
                 raise ServerArgsError(f"--{name.replace('_', '-')} contradicts --linear-rollback staged")
-    ring = DEFAULT_RING_LENGTH if args.linear_replayssm_cache_len is None else args.linear_replayssm_cache_len
+    ring = default_ring if args.linear_replayssm_cache_len is None else args.linear_replayssm_cache_len
     if ring <= 0 or ring & (ring - 1):
         raise ServerArgsError(f"--linear-replayssm-cache-len {ring}: must be a power of two")
     if ring < 2 * width:

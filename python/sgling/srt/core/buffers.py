@@ -7,10 +7,11 @@ draft_tokens   int64 [B, W-1]       draft     verify           any valid id
 seq_lens       int64 [B]            verify    extend           0
 target_ids     int64 [B, W]         verify    extend, host     any valid id
 accept_lens    int64 [B]            verify    extend, host     0
-hidden         dtype [B*W, H]       verify    extend           unused
+features       dtype [B*W, F]       verify    extend           unused
 ============== ==================== ========= ================ ===========================
 
-``seq_lens`` is the length before the step: verify publishes the new one before extend runs.
+``seq_lens`` is the length before the step: verify publishes the new one before extend runs. ``features`` is what the
+drafter reads of verify's rows: final hidden states (NEXTN) or tapped layers side by side (DSPARK).
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ class RoundBuffers(NamedTuple):
     seq_lens: torch.Tensor
     target_ids: torch.Tensor
     accept_lens: torch.Tensor
-    hidden: torch.Tensor
+    features: torch.Tensor
 
     @classmethod
-    def allocate(cls, max_batch: int, width: int, hidden_size: int, dtype: torch.dtype, device: str) -> RoundBuffers:
+    def allocate(cls, max_batch: int, width: int, feature_size: int, dtype: torch.dtype, device: str) -> RoundBuffers:
         """Zero-filled buffers."""
 
         def index_buffer(*shape: int) -> torch.Tensor:
@@ -41,7 +42,7 @@ class RoundBuffers(NamedTuple):
             seq_lens=index_buffer(max_batch),
             target_ids=index_buffer(max_batch, width),
             accept_lens=index_buffer(max_batch),
-            hidden=torch.zeros(max_batch * width, hidden_size, dtype=dtype, device=device),
+            features=torch.zeros(max_batch * width, feature_size, dtype=dtype, device=device),
         )
 
     def views(self, batch: int, width: int) -> RoundBuffers:
@@ -51,5 +52,5 @@ class RoundBuffers(NamedTuple):
             seq_lens=self.seq_lens[:batch],
             target_ids=self.target_ids[:batch, :width],
             accept_lens=self.accept_lens[:batch],
-            hidden=self.hidden[: batch * width],
+            features=self.features[: batch * width],
         )

@@ -21,6 +21,7 @@ class ForwardMode(Enum):
     DRAFT_DECODE = "draft_decode"  # NEXTN layer, one row per request
     DRAFT_EXTEND = "draft_extend"  # NEXTN layer, the W rows of a verify with true hidden states
     DRAFT_PREFILL = "draft_prefill"  # NEXTN layer, one chunk of T rows of one request's prompt
+    DRAFT_BLOCK = "draft_block"  # DSPARK drafter, the rows of one block per request
 
     @property
     def is_prefill(self) -> bool:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 
-from sgling.srt.entrypoints import admin_routes, info_routes, native_routes
+from sgling.srt.entrypoints import admin_routes, info_routes, native_routes, profile_routes
 from sgling.srt.entrypoints.errors import install_error_handlers
 from sgling.srt.entrypoints.middleware import ApiKeyMiddleware
 from sgling.srt.entrypoints.openai.routes import install_openai
@@ -42,7 +42,7 @@ def create_app(parts: AppParts) -> FastAPI:
     app.state.metrics = parts.metrics
     app.state.startup_time = parts.startup_time
     app.state.started_at = time.time()
-    for router in (native_routes.router, admin_routes.router, info_routes.router):
+    for router in (native_routes.router, admin_routes.router, info_routes.router, profile_routes.router):
         app.include_router(router)
     install_openai(app, parts.manager)
     install_error_handlers(app)

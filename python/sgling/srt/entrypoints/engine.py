@@ -16,6 +16,8 @@ from typing import Any
 
 from sgling.srt.config.server_args import ServerArgs
 from sgling.srt.managers.generate_req import GenerateReqInput
+from sgling.srt.managers.response import one_or_list
+from sgling.srt.managers.profile_req import start_request
 from sgling.srt.managers.scheduler_host import ProcessHost, SchedulerHost, ThreadHost
 from sgling.srt.managers.scheduler_job import SchedulerFactory, create_scheduler, make_job
 from sgling.srt.managers.text_codec import load_tokenizer
@@ -34,8 +36,8 @@ class Engine:
     """
 
     def __init__(self, *, scheduler_factory: SchedulerFactory = create_scheduler, **server_args: Any):
-        self.server_args = ServerArgs.from_kwargs(**server_args)
-        self._job = make_job(self.server_args)
+        self._job = make_job(ServerArgs.from_kwargs(**server_args))
+        self.server_args = self._job.server_args
         self._open = True
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="sgling-engine", daemon=True)
@@ -64,7 +66,11 @@ class Engine:
         if not self._open:
             work.close()
             raise RuntimeError("the engine is shut down")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # does nothing to a finished call; an interrupted one is aborted
 
     def generate(
         self,
@@ -93,7 +99,7 @@ class Engine:
         obj = _request(prompt, sampling_params, input_ids, stream, options)
         if stream:
             return self._iterate(obj)
-        return _shaped(self._call(self.tokenizer_manager.generate_once(obj)))
+        return one_or_list(self._call(self.tokenizer_manager.generate_once(obj)))
 
     def _iterate(self, obj: GenerateReqInput) -> Iterator[dict]:
         """Answers of a stream, handed over from the engine's loop."""
@@ -133,7 +139,7 @@ class Engine:
         if stream:
             return self._async_iterate(obj)
         work = self.tokenizer_manager.generate_once(obj)
-        return _shaped(await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop)))
+        return one_or_list(await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop)))
 
     async def _async_iterate(self, obj: GenerateReqInput) -> AsyncIterator[dict]:
         loop, answers = asyncio.get_running_loop(), asyncio.Queue()
@@ -162,6 +168,19 @@ class Engine:
         """Reset caches and statistics; False when requests are still running."""
         return self._call(self.tokenizer_manager.flush_cache(timeout_s))[0]
 
+    def start_profile(self, **options: Any) -> None:
+        """Record scheduler steps; options are the fields of ``/start_profile``. Raises RuntimeError when refused."""
+        answer = self._call(self.tokenizer_manager.start_profile(start_request(options)))
+        if not answer.success:
+            raise RuntimeError(answer.message)
+
+    def stop_profile(self) -> list[str]:
+        """End the recording; returns rank 0's files. Raises RuntimeError when nothing was recorded."""
+        answer = self._call(self.tokenizer_manager.stop_profile())
+        if not answer.success:
+            raise RuntimeError(answer.message)
+        return answer.files
+
     def get_server_info(self) -> dict:
         """Resolved arguments, limits and the scheduler's state, as ``/server_info`` shows them."""
         return self._call(self.tokenizer_manager.server_info())
@@ -174,11 +193,21 @@ class Engine:
         self._host.expect_end()
         if self.tokenizer_manager is not None:
             self._call(self.tokenizer_manager.close())
+        self._call(self._finish_callers())
         self._open = False
         self._host.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    async def _finish_callers(self) -> None:
+        """Let every waiting caller get its result before the loop stops."""
+        callers = asyncio.all_tasks() - {asyncio.current_task()}
+        if callers:
+            _, pending = await asyncio.wait(callers, timeout=1.0)
+            for task in pending:
+                task.cancel()
+            await asyncio.gather(*pending, return_exceptions=True)
 
     def __enter__(self) -> Engine:
         return self
@@ -195,10 +224,3 @@ def _request(prompt, sampling_params, input_ids, stream: bool, options: dict) ->
         raise TypeError(f"unknown option {unknown[0]!r}")
     body = {"text": prompt, "sampling_params": sampling_params, "input_ids": input_ids, "stream": stream, **options}
     return GenerateReqInput.from_json(body)
-
-
-def _shaped(answers: list[dict]) -> dict | list[dict]:
-    """One answer, or the list of a batch (without ``index``: the list is in order)."""
-    if "index" not in answers[0]:
-        return answers[0]
-    return [{name: value for name, value in answer.items() if name != "index"} for answer in answers]

@@ -55,13 +55,14 @@ def launch_server(
 ) -> None:
     """Serve until told to end; returns after a drain, otherwise raises SystemExit with a non-zero status.
 
-    Raises ServerArgsError (or ModelConfigError) for a model that cannot be served, before anything is started.
+    Raises ServerArgsError for arguments that cannot be served, before anything is started.
     """
     begin = time.monotonic()
     logging.basicConfig(
         level=server_args.log_level.upper(), format="[%(asctime)s] %(message)s", datefmt="%Y-%m-%d %H:%M:%S"
     )
-    server = Server(server_args, make_job(server_args), factory, dead_grace_s)
+    job = make_job(server_args)
+    server = Server(job.server_args, job, factory, dead_grace_s)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         ending = runner.run(server.run(begin))
     if ending is not Ending.DRAINED:
@@ -150,7 +151,10 @@ class Server:
         return TokenizerManager(self._args, self._job.model_config, channel, tokenizer, observers), metrics
 
     async def _warm_up(self) -> None:
-        """One short request, so that the first client does not pay for first-use costs; a failure ends the server."""
+        """One short request, so that the first client does not pay for first-use costs; a failure ends the server.
+
+        Its traces in caches and statistics are flushed.
+        """
         body = {"sampling_params": {"temperature": 0.0, "max_new_tokens": 8}}
         body |= {"input_ids": [0, 1, 2]} if self._manager.codec is None else {"text": "The capital of France is"}
         await self._manager.generate_once(GenerateReqInput.from_json(body))
@@ -179,7 +183,9 @@ class Server:
         loop.add_signal_handler(signal.SIGINT, self._on_signal, Ending.INTERRUPTED)
 
     def _on_signal(self, order: Ending) -> None:
-        """Note the order; SIGINT overrides a drain that is under way."""
+        """Note the order; SIGINT overrides a drain that is under way, a second SIGTERM does not hurry it."""
+        if order is self._order:
+            return
         if order is Ending.DRAINED:
             self._processes.note_draining()
             if self._manager is None or not self._manager.ready or force_shutdown() or not self._manager.is_healthy:

@@ -7,7 +7,7 @@ import hmac
 from sgling.srt.entrypoints.errors import json_response
 
 _OPEN_PREFIXES = ("/health", "/ready", "/metrics")
-ADMIN_PATHS = ("/flush_cache", "/abort_request")
+ADMIN_PATHS = ("/flush_cache", "/abort_request", "/start_profile", "/stop_profile")
 
 
 class ApiKeyMiddleware:

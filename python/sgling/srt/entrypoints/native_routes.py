@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 from fastapi import APIRouter, Request
@@ -12,8 +13,10 @@ from sgling.srt.entrypoints.errors import json_response, native_error, stream_er
 from sgling.srt.entrypoints.request_body import read_json_object
 from sgling.srt.entrypoints.streaming import DONE_EVENT, EventStream, sse_event, until_disconnect
 from sgling.srt.managers.generate_req import GenerateReqInput, RequestError, is_int, show
+from sgling.srt.managers.response import one_or_list
 from sgling.srt.managers.tokenizer_manager import TokenizerManager
 
+logger = logging.getLogger(__name__)
 router = APIRouter()
 
 
@@ -34,12 +37,10 @@ async def generate(request: Request):
         answers = await until_disconnect(request, manager.generate_once(obj))
     except RequestError as error:
         return native_error(error)
-    if "index" not in answers[0]:
-        return json_response(answers[0])
-    return json_response([{name: value for name, value in answer.items() if name != "index"} for answer in answers])
+    return json_response(one_or_list(answers))
 
 
-async def _events(manager: TokenizerManager, obj: GenerateReqInput) -> AsyncIterator[bytes]:
+async def _events(manager: TokenizerManager, obj: GenerateReqInput) -> AsyncGenerator[bytes, None]:
     """Events of a native stream."""
     deltas = DeltaView() if manager.server_args.incremental_streaming_output else None
     try:
@@ -48,6 +49,9 @@ async def _events(manager: TokenizerManager, obj: GenerateReqInput) -> AsyncIter
                 yield sse_event(answer if deltas is None else deltas.reduce(answer))
     except RequestError as error:
         yield sse_event(stream_error(error))
+    except Exception:
+        logger.exception("A stream failed")
+        yield sse_event(stream_error(RequestError("Internal server error", 500)))
     yield DONE_EVENT
 
 

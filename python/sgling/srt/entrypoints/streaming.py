@@ -7,7 +7,7 @@ aborts the request in the scheduler.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -58,7 +58,7 @@ class EventStream(Response):
     The iterator is closed in any case, so its ``finally`` blocks run as soon as the client has gone.
     """
 
-    def __init__(self, events: AsyncIterator[bytes]):
+    def __init__(self, events: AsyncGenerator[bytes, None]):
         super().__init__()
         self._events = events
 
@@ -69,6 +69,8 @@ class EventStream(Response):
             await _race(asyncio.ensure_future(self._send_all(send)), receive)
         except (ClientGone, OSError):
             return  # nobody is left to tell
+        finally:
+            await self._events.aclose()
 
     async def _send_all(self, send) -> None:
         async with aclosing(self._events) as events:

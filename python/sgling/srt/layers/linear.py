@@ -6,7 +6,7 @@ import torch
 
 from sgling.srt.distributed.parallel_state import ParallelState
 from sgling.srt.layers.weights import WeightSource
-from sgling_kernel.linear import linear
+from sgling_kernel.linear import linear, pack_weight
 
 
 class FusedLinear:
@@ -16,7 +16,7 @@ class FusedLinear:
     """
 
     def __init__(self, weights: list[torch.Tensor]):
-        self.weight = torch.cat(weights) if len(weights) > 1 else weights[0]
+        self.weight = pack_weight(torch.cat(weights) if len(weights) > 1 else weights[0])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [N, in] -> [N, sum of local rows], model dtype."""
@@ -27,7 +27,7 @@ class ReplicatedLinear:
     """A product every rank computes whole."""
 
     def __init__(self, source: WeightSource, name: str):
-        self.weight = source.full(name)
+        self.weight = pack_weight(source.full(name))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [N, in] -> [N, out], model dtype."""
@@ -38,7 +38,7 @@ class RowParallelLinear:
     """A product whose input columns are sharded; partial sums are rounded to the model dtype, then reduced."""
 
     def __init__(self, source: WeightSource, name: str):
-        self.weight = source.shard(name, dim=1)
+        self.weight = pack_weight(source.shard(name, dim=1))
         self.parallel: ParallelState = source.parallel
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from sgling.srt.distributed.parallel_state import ParallelState
-from sgling_kernel.linear import linear_fp32
+from sgling_kernel.linear import linear_fp32, pack_weight
 
 
 class LogitsProcessor:
     """lm_head rows [start, start + size); ``vocab_range`` is that pair. Logits are fp32 and never gathered here."""
 
     def __init__(self, weight: torch.Tensor, parallel: ParallelState, vocab_size: int):
-        self.weight = weight
+        self.weight = pack_weight(weight)
         self.vocab_range = parallel.shard(vocab_size)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,8 @@ import torch
 
 from sgling.srt.config.model_config import ModelConfig
 from sgling.srt.layers.weights import WeightSource
-from sgling_kernel.linear import linear_fp32
-from sgling_kernel.moe import dense_ffn, interleave_w13, moe_experts
+from sgling_kernel.linear import linear_fp32, pack_weight
+from sgling_kernel.moe import ExpertWeights, dense_ffn, empty_experts, experts_with_shared, interleave_w13
 from sgling_kernel.router import RouterConfig, grouped_topk
 
 
@@ -23,7 +23,7 @@ class DenseMLP:
 
     def __init__(self, source: WeightSource, prefix: str):
         self.parallel = source.parallel
-        self.w13, self.w2 = load_ffn(source, prefix)
+        self.w13, self.w2 = map(pack_weight, load_ffn(source, prefix))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [N, d] -> [N, d], reduced over ranks."""
@@ -46,19 +46,17 @@ class SparseMoE:
             norm_topk_prob=config.norm_topk_prob,
             routed_scaling_factor=config.routed_scaling_factor,
         )
-        self.routed_limit = config.routed_limit(layer_id)
-        self.shared_limit = config.shared_limit(layer_id)
         self.gate = source.full(f"{prefix}.gate.weight")
         self.expert_bias = source.full(f"{prefix}.gate.expert_bias", dtype=torch.float32)
-        self.w13, self.w2 = self._load_experts(source, prefix, config)
-        self.shared_w13, self.shared_w2 = load_ffn(source, f"{prefix}.shared_experts")
+        self.experts = ExpertWeights(*self._load_experts(source, prefix, config), config.routed_limit(layer_id))
+        self.shared = ExpertWeights(*load_ffn(source, f"{prefix}.shared_experts"), config.shared_limit(layer_id))
 
     @staticmethod
     def _load_experts(source: WeightSource, prefix: str, config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
         experts, hidden = config.num_experts, config.hidden_size
         _, width = source.parallel.shard(config.moe_intermediate_size)
-        w13 = torch.empty(experts, 2 * width, hidden, dtype=source.dtype, device=source.device)
-        w2 = torch.empty(experts, hidden, width, dtype=source.dtype, device=source.device)
+        w13 = empty_experts((experts, 2 * width, hidden), source.dtype, source.device)
+        w2 = empty_experts((experts, hidden, width), source.dtype, source.device)
         for expert in range(experts):
             w13[expert], w2[expert] = load_ffn(source, f"{prefix}.experts.{expert}")
         return w13, w2
@@ -66,5 +64,4 @@ class SparseMoE:
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [N, d] -> [N, d]: scaled routed sum plus shared expert, one reduction over ranks."""
         weights, ids = grouped_topk(linear_fp32(x, self.gate), self.expert_bias, self.router)
-        routed = moe_experts(x, self.w13, self.w2, weights, ids, self.routed_limit)
-        return self.parallel.all_reduce(routed + dense_ffn(x, self.shared_w13, self.shared_w2, self.shared_limit))
+        return self.parallel.all_reduce(experts_with_shared(x, self.experts, self.shared, weights, ids))

@@ -31,7 +31,7 @@ class TokenizerChannel(Protocol):
     """Tokenizer manager's end; used from one event loop."""
 
     def send(self, message: SchedulerInput) -> None:
-        """Send one message; never blocks. Raises ValueError for text that is not valid Unicode."""
+        """Send one message; never blocks. A value that cannot be encoded raises UnicodeEncodeError or OverflowError."""
 
     async def recv(self) -> SchedulerOutput:
         """Next message."""

@@ -1,4 +1,4 @@
-"""Calls to the scheduler that are no generation: flush the caches, read the internal state."""
+"""Calls to the scheduler that are no generation: flush the caches, read the internal state, profile."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import uuid
 from sgling.srt.managers.channel import TokenizerChannel
 from sgling.srt.managers.generate_req import RequestError
 from sgling.srt.managers.io_struct import (
+    ControlOutput,
     FlushCacheReqInput,
-    FlushCacheReqOutput,
     GetInternalStateReq,
-    GetInternalStateReqOutput,
+    ProfileReq,
+    ProfileReqOutput,
     SchedulerInput,
 )
 
 STATE_TIMEOUT_S = 2.0  # a scheduler in a long step answers after it; /server_info must not wait that long
+PROFILE_TIMEOUT_S = 300.0  # a file of many steps takes a while to write
 FLUSH_MARGIN_S = 30.0  # on top of the caller's own timeout: the step under way
 
 
@@ -58,7 +60,14 @@ class ControlCalls:
         self._last_state = answer.state
         return answer.state
 
-    def answer(self, message: FlushCacheReqOutput | GetInternalStateReqOutput) -> None:
+    async def profile(self, request: ProfileReq) -> ProfileReqOutput:
+        """Start or stop a profile."""
+        try:
+            return await self._ask(request.req_id, request, PROFILE_TIMEOUT_S)
+        except TimeoutError:
+            return ProfileReqOutput(request.req_id, False, "The scheduler did not answer.")
+
+    def answer(self, message: ControlOutput) -> None:
         """Hand an answer to its caller; one whose caller has given up is dropped."""
         future = self._waiting.get(message.req_id)
         if future is not None and not future.done():

@@ -7,6 +7,7 @@ ids gives the same text. While a stream runs, a tail that could be the start of 
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Sequence
 
 from sgling.srt.managers.io_struct import FinishReason
@@ -40,8 +41,20 @@ class StopPrefix:
         return self.length
 
 
+def stop_start(text: str, matched: str, params: SamplingParams) -> int:
+    """Where the stop string, or the text a stop regex matched, begins; the text's length when it is not there."""
+    if matched in params.stop:
+        start = text.find(matched)
+        return len(text) if start < 0 else start
+    matches = [re.search(pattern, text) for pattern in params.stop_regex]
+    return min((m.start() for m in matches if m and m.group() == matched), default=len(text))
+
+
 class IncrementalDetokenizer:
     """Text of one growing output.
+
+    Text is held back for stop strings only: what a regex will match cannot be foreseen, so a stop regex may cut text
+    that a stream has shown already.
 
     Args:
         hold_back: withhold a possible start of a stop string until it is decided (streams).
@@ -49,7 +62,7 @@ class IncrementalDetokenizer:
 
     def __init__(self, codec: TextCodec, params: SamplingParams, hold_back: bool):
         self._codec = codec
-        self._skip_special = params.skip_special_tokens
+        self._params = params
         self._trim = not params.no_stop_trim
         self._decoder = _Utf8Decoder(errors="replace")
         self._stops = [StopPrefix(stop) for stop in params.stop] if hold_back and self._trim else []
@@ -69,13 +82,12 @@ class IncrementalDetokenizer:
         matched = finish.matched if finish is not None and self._trim else None
         if isinstance(matched, int) and ids and ids[-1] == matched:
             ids = ids[:-1]
-        piece = self._decoder.decode(self._codec.join(ids, self._skip_special), final=finish is not None)
+        piece = self._decoder.decode(self._codec.join(ids, self._params.skip_special_tokens), final=finish is not None)
         self._text += piece
         held = max((stop.feed(piece) for stop in self._stops), default=0)
         if finish is not None:
             held = 0
             if isinstance(matched, str):
-                cut = self._text.find(matched)
-                self._text = self._text if cut < 0 else self._text[:cut]
+                self._text = self._text[: stop_start(self._text, matched, self._params)]
         self._shown_len = len(self._text) - held
         return self.text

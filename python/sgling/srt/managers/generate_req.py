@@ -50,6 +50,7 @@ class RequestItem(NamedTuple):
     logprob_start_len: int
     top_logprobs_num: int
     token_ids_logprob: list[int]
+    speculative: int | None
 
 
 # Fields of upstream that are not built: accepted at a default, refused otherwise.
@@ -80,6 +81,7 @@ class GenerateReqInput:
     """Body of ``/generate``; null means the default everywhere.
 
     ``sampling_params`` entries are dicts (checked here) or ready :class:`SamplingParams` (from OpenAI routes).
+    ``speculative`` narrows this request's verify steps (``enabled``, ``max_width``); it never changes the output.
     ``reasoning_end_ids`` is internal: the completion counts as reasoning until one of these ids (empty: none of it).
     """
 
@@ -95,6 +97,7 @@ class GenerateReqInput:
     return_text_in_logprobs: bool = False
     return_prompt_token_ids: bool = False
     reasoning_end_ids: tuple[int, ...] = ()
+    speculative: dict | list[dict] | None = None
 
     @classmethod
     def from_json(cls, body: Any) -> GenerateReqInput:
@@ -269,10 +272,28 @@ def _read_id_list(name: str, value: Any) -> list[int]:
     return value
 
 
+def _read_speculative(name: str, value: Any) -> int | None:
+    """Widest verify step of ``{"enabled": bool, "max_width": int}``: 1 when not enabled, None = the server's."""
+    if value is None:
+        return None
+    _require(isinstance(value, dict), name, "an object with enabled and max_width", value)
+    unknown = sorted(set(value) - {"enabled", "max_width"})
+    if unknown:
+        raise RequestError(f"{name} has no {show(unknown[0])}; known are enabled and max_width")
+    enabled, width = value.get("enabled", True), value.get("max_width")
+    _require(isinstance(enabled, bool), f"{name}.enabled", "a boolean", enabled)
+    _require(width is None or (is_int(width) and width >= 1), f"{name}.max_width", "an integer of at least 1", width)
+    if enabled:
+        return width
+    _require(width in (None, 1), f"{name}.max_width", "1 or absent where enabled is false", width)
+    return 1
+
+
 _ITEM_READERS = {
     "rid": _read_rid,
     "return_logprob": _read_bool,
     "logprob_start_len": _read_start,
     "top_logprobs_num": _read_top,
     "token_ids_logprob": _read_id_list,
+    "speculative": _read_speculative,
 }

@@ -16,10 +16,12 @@ from sgling.srt.managers.io_struct import (
     FlushCacheReqOutput,
     GetInternalStateReq,
     GetInternalStateReqOutput,
+    ProfileReq,
     SchedulerInput,
     ShutdownReq,
     TokenizedGenerateReqInput,
 )
+from sgling.srt.managers.profiler import SchedulerProfiler
 from sgling.srt.managers.request import Req
 from sgling.srt.managers.scheduler_core import SchedulerCore
 
@@ -27,8 +29,9 @@ from sgling.srt.managers.scheduler_core import SchedulerCore
 class RequestIntake:
     """Dispatches messages to the scheduler's parts."""
 
-    def __init__(self, core: SchedulerCore, tokenizer: Tokenizer | None):
+    def __init__(self, core: SchedulerCore, tokenizer: Tokenizer | None, profiler: SchedulerProfiler):
         self._core = core
+        self._profiler = profiler
         self._tokenizer = tokenizer
         plan = core.runner.plan
         self._longest = min(plan.context_len, plan.max_total_tokens - plan.page_size - core.resources.window)
@@ -50,7 +53,7 @@ class RequestIntake:
         core, params = self._core, message.sampling_params
         room = self._longest - len(message.input_ids)
         limit = room if params.max_new_tokens is None else min(params.max_new_tokens, room)
-        req = Req(message, limit)
+        req = Req(message, limit, core.depth.join(message.speculative_max_width))
         error = self._refusal(req, room)
         if error is None:
             try:
@@ -110,6 +113,10 @@ class RequestIntake:
     @handle.register
     def _state(self, message: GetInternalStateReq) -> None:
         self._core.inbox.send(GetInternalStateReqOutput(message.req_id, internal_state.snapshot(self._core)))
+
+    @handle.register
+    def _profile(self, message: ProfileReq) -> None:
+        self._core.inbox.send(self._profiler.handle(message))
 
     @handle.register
     def _shutdown(self, message: ShutdownReq) -> None:

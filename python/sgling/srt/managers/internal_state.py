@@ -29,6 +29,7 @@ def snapshot(core: SchedulerCore) -> dict:
         "avg_spec_accept_length": stats.avg_accept_length,
         "spec_accept_rate": stats.accept_rate,
         "spec_verify_ct": stats.verify_ct,
+        "spec_depth": core.depth.describe(),
         "last_gen_throughput": stats.last_gen_throughput,
         "memory_usage": {
             "weight": plan.weight_bytes / 1e9,
@@ -42,6 +43,7 @@ def snapshot(core: SchedulerCore) -> dict:
         "num_retracted_reqs": core.decode.num_retracted,
         "generated_tokens": stats.generated_tokens,
         "decode_steps": core.decode_steps,
+        "decode_steps_width1": core.decode_steps_width1,
         "max_total_num_tokens": resources.kv.total,
         "kv_available_tokens": resources.kv.available,
         "kv_used_tokens": resources.kv.used,

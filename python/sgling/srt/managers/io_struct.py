@@ -22,6 +22,7 @@ class TokenizedGenerateReqInput(msgspec.Struct, tag=True):
     logprob_start_len: int = -1  # -1: no prompt logprobs; else logprobs of prompt tokens from this index on
     top_logprobs_num: int = 0
     token_ids_logprob: list[int] = []
+    speculative_max_width: int | None = None  # widest verify step of this request; None: the server's
 
 
 class AbortReq(msgspec.Struct, tag=True):
@@ -42,6 +43,20 @@ class GetInternalStateReq(msgspec.Struct, tag=True):
     """Ask for the scheduler's internal state (``/server_info``, ``/metrics``)."""
 
     req_id: str
+
+
+class ProfileReq(msgspec.Struct, tag=True):
+    """Start (``stop`` false) or stop a profile; see :class:`sgling.srt.managers.profiler.SchedulerProfiler`."""
+
+    req_id: str
+    stop: bool = False
+    output_dir: str | None = None
+    start_step: int = 0
+    num_steps: int | None = None  # None: until stopped
+    activities: list[str] = []
+    profile_prefix: str | None = None
+    record_shapes: bool = False
+    with_stack: bool = False
 
 
 class ShutdownReq(msgspec.Struct, tag=True):
@@ -90,6 +105,8 @@ class SpecCounters(msgspec.Struct):
     proposed_drafts: int = 0
     accept_histogram: list[int] = []
     run_lengths: list[int] = []  # tokens committed by each step of THIS increment (for showing accepted runs)
+    width_histogram: list[int] = []  # entry i: steps that were i + 1 rows wide
+    depth_reason: str = ""  # why they were; set when the request ends
 
 
 class RequestOutput(msgspec.Struct):
@@ -133,6 +150,15 @@ class GetInternalStateReqOutput(msgspec.Struct, tag=True):
     state: dict
 
 
+class ProfileReqOutput(msgspec.Struct, tag=True):
+    """Answer to :class:`ProfileReq`; ``files`` are rank 0's."""
+
+    req_id: str
+    success: bool
+    message: str = ""
+    files: list[str] = []
+
+
 class SchedulerReady(msgspec.Struct, tag=True):
     """First message of a scheduler: what it can serve."""
 
@@ -149,5 +175,8 @@ class SchedulerDied(msgspec.Struct, tag=True):
     message: str
 
 
-SchedulerInput = TokenizedGenerateReqInput | AbortReq | FlushCacheReqInput | GetInternalStateReq | ShutdownReq
-SchedulerOutput = BatchTokenIDOutput | FlushCacheReqOutput | GetInternalStateReqOutput | SchedulerReady | SchedulerDied
+SchedulerInput = (
+    TokenizedGenerateReqInput | AbortReq | FlushCacheReqInput | GetInternalStateReq | ProfileReq | ShutdownReq
+)
+ControlOutput = FlushCacheReqOutput | GetInternalStateReqOutput | ProfileReqOutput
+SchedulerOutput = BatchTokenIDOutput | ControlOutput | SchedulerReady | SchedulerDied

@@ -77,6 +77,8 @@ class OutputStreamer:
                 proposed_drafts=spec.proposed_drafts,
                 accept_histogram=list(spec.accept_histogram),
                 run_lengths=increment.run_lengths,
+                width_histogram=list(req.depth.width_histogram),
+                depth_reason=spec.depth_reason,
             )
         return output
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 
 from sgling.srt.managers.io_struct import FinishReason, SpecCounters, TokenizedGenerateReqInput, TokenLogprob
+from sgling.srt.speculative.depth import RequestDepth
 
 
 class ReqStage(Enum):
@@ -45,12 +46,13 @@ class Req:
     ``kv_slots`` is everything reserved (whole pages). ``output_ids`` holds emitted tokens only.
     """
 
-    def __init__(self, recv: TokenizedGenerateReqInput, max_new_tokens: int):
+    def __init__(self, recv: TokenizedGenerateReqInput, max_new_tokens: int, depth: RequestDepth):
         self.rid = recv.rid
         self.recv = recv
         self.params = recv.sampling_params
         self.input_ids = recv.input_ids
         self.max_new_tokens = max_new_tokens
+        self.depth = depth
         self.output_ids: list[int] = []
         self.stage = ReqStage.WAITING
         self.finished_reason: FinishReason | None = None

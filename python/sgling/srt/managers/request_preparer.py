@@ -39,7 +39,8 @@ class RequestPreparer:
     def bind(self, info: SchedulerReady) -> None:
         """Take the limits of a scheduler that has become ready."""
         reserve = context_reserve(self._args.spec)
-        self._limits = RequestLimits(self._vocab_size, info.context_len, info.max_req_input_len, reserve)
+        width = self._args.spec.width
+        self._limits = RequestLimits(self._vocab_size, info.context_len, info.max_req_input_len, reserve, width)
 
     async def prepare(self, obj: GenerateReqInput) -> list[Prepared]:
         """All completions of a request, prompt-major; raises :class:`RequestError` when one of them is refused."""

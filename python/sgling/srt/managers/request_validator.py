@@ -23,17 +23,19 @@ class RequestLimits(NamedTuple):
         context_len: prompt plus output, tokens.
         max_req_input_len: longest prompt the KV pool can take, tokens.
         reserve: tokens kept free for draft tokens (:func:`context_reserve`).
+        max_width: widest verify step of the server, 1 without speculation.
     """
 
     vocab_size: int
     context_len: int
     max_req_input_len: int
     reserve: int
+    max_width: int
 
 
 def context_reserve(spec: SpecConfig) -> int:
-    """Tokens a verify window may need behind the last one: max(topk * steps, draft tokens), 0 without a drafter."""
-    return max(spec.topk * spec.num_steps, spec.num_draft_tokens) if spec.enabled else 0
+    """Tokens upstream keeps free behind the last one: max(topk * steps, draft tokens) with NEXTN, else 0."""
+    return max(spec.topk * spec.num_steps, spec.num_draft_tokens) if spec.algorithm == "NEXTN" else 0
 
 
 def read_params(
@@ -62,6 +64,8 @@ def tokenized_request(
     _check_lengths(item, input_ids, limits)
     _check_vocabulary("input_ids", input_ids, limits.vocab_size)
     _check_logprobs(item, len(input_ids), limits.vocab_size)
+    if item.speculative is not None and item.speculative > limits.max_width:
+        raise RequestError(f"speculative.max_width must be in [1, {limits.max_width}], got {item.speculative}")
     return TokenizedGenerateReqInput(
         rid=item.rid,
         input_ids=input_ids,
@@ -71,6 +75,7 @@ def tokenized_request(
         logprob_start_len=item.logprob_start_len if item.return_logprob else -1,
         top_logprobs_num=item.top_logprobs_num if item.return_logprob else 0,
         token_ids_logprob=item.token_ids_logprob if item.return_logprob else [],
+        speculative_max_width=item.speculative,
     )
 
 

@@ -16,13 +16,13 @@ class IntegrityError(RuntimeError):
 class RequestResources:
     """Ownership of request rows, state slots and KV slots; host arithmetic only.
 
-    ``window`` is the reservation ahead of the known committed length: twice the verify width, one for the step in
-    flight and one for the step being launched.
+    ``window`` is the reservation ahead of the known committed length: twice what a round touches, once for the step in
+    flight and once for the step being launched.
     """
 
     def __init__(self, runner: ModelRunner):
         self._runner = runner
-        self.window = 2 * runner.max_width
+        self.window = 2 * runner.window
         self.kv = TokenToKVPoolAllocator(runner.plan.max_total_tokens, runner.plan.page_size)
         self.rows = runner.req_to_token.rows
         self.state_slots = SlotAllocator(runner.pools.state.num_slots)

@@ -131,7 +131,7 @@ class ResponseBuilder:
 
 
 def _spec_fields(output: RequestOutput, accepted_runs: list[int]) -> dict:
-    """Upstream's speculation fields of the last chunk, plus ``spec_accepted_runs`` (tokens committed by each step)."""
+    """Upstream's speculation fields of the last chunk, plus ours: tokens of each step, widths and their reason."""
     spec = output.spec or SpecCounters()
     return {
         "spec_verify_ct": spec.verify_ct,
@@ -141,9 +141,18 @@ def _spec_fields(output: RequestOutput, accepted_runs: list[int]) -> dict:
         "spec_accept_rate": spec.correct_drafts / spec.proposed_drafts if spec.proposed_drafts else 0.0,
         "spec_correct_drafts_histogram": list(spec.accept_histogram),
         "spec_accepted_runs": list(accepted_runs),
+        "spec_width_histogram": list(spec.width_histogram),
+        "spec_depth_reason": spec.depth_reason,
     }
 
 
 def is_failure(reason: FinishReason | None) -> bool:
     """Whether a finish is an error of the server (an abort with a status), not an end the client asked for."""
     return reason is not None and reason.type == "abort" and reason.status_code is not None
+
+
+def one_or_list(answers: list[dict]) -> dict | list[dict]:
+    """The answer of a single completion, or the list of a batch (in order, so without ``index``)."""
+    if "index" not in answers[0]:
+        return answers[0]
+    return [{name: value for name, value in answer.items() if name != "index"} for answer in answers]

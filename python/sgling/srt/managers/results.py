@@ -9,16 +9,18 @@ from sgling.srt.managers.launched import Launched
 from sgling.srt.managers.output import HostLogprobs, OutputStreamer
 from sgling.srt.managers.request import Req, ReqStage
 from sgling.srt.managers.resources import RequestResources
+from sgling.srt.speculative.depth import DepthPolicy
 from sgling.srt.speculative.stats import SpecStats
 
 
 class ResultProcessor:
     """Applies results to requests in row order. A request that ended meanwhile is skipped: its tokens are dropped."""
 
-    def __init__(self, resources: RequestResources, streamer: OutputStreamer, stats: SpecStats):
+    def __init__(self, resources: RequestResources, streamer: OutputStreamer, stats: SpecStats, depth: DepthPolicy):
         self._resources = resources
         self._streamer = streamer
         self._stats = stats
+        self._depth = depth
         self._checkers: dict[str, FinishChecker] = {}
 
     def register(self, req: Req, checker: FinishChecker) -> None:
@@ -72,6 +74,7 @@ class ResultProcessor:
             spec.accept_histogram += [0] * (width - len(spec.accept_histogram))
         spec.accept_histogram[accepted - 1] += 1
         self._stats.add(accepted, width)
+        self._depth.observe(req.depth, width, accepted)
 
     def _commit(self, req: Req, tokens: list[int], logprobs: HostLogprobs | None, row: int) -> None:
         """Append the tokens one by one until one of them ends the request."""
@@ -111,6 +114,7 @@ class ResultProcessor:
             return
         req.stage = ReqStage.FINISHED
         req.finished_reason = reason
+        req.spec.depth_reason = self._depth.reason(req.depth)
         req.swapped = None
         self._checkers.pop(req.rid, None)
         self._resources.release(req)

@@ -19,9 +19,11 @@ from sgling.srt.managers.intake import RequestIntake
 from sgling.srt.managers.io_struct import SchedulerReady
 from sgling.srt.managers.launched import Launched
 from sgling.srt.managers.overlap import event_loop_normal, event_loop_overlap
+from sgling.srt.managers.profiler import SchedulerProfiler
 from sgling.srt.managers.scheduler_core import SchedulerCore
 from sgling.srt.managers.step_builder import StepBuilder
 from sgling.srt.model_executor.model_runner import ModelRunner
+from sgling.srt.speculative.depth_registry import create_depth_policy
 from sgling.srt.speculative.registry import create_worker
 
 
@@ -45,10 +47,11 @@ class Scheduler:
         tokenizer: Tokenizer | None = None,
     ):
         runner = ModelRunner(server_args, model_config, parallel)
-        self.core = SchedulerCore(server_args, runner, Inbox(channel, parallel, server_args.random_seed))
-        self.intake = RequestIntake(self.core, tokenizer)
         self.worker = create_worker(server_args.spec, runner)
-        self.steps = StepBuilder(runner, self.worker, server_args.spec.width)
+        depth = create_depth_policy(server_args.spec, runner, self.worker)
+        self.core = SchedulerCore(server_args, runner, Inbox(channel, parallel, server_args.random_seed), depth)
+        self.intake = RequestIntake(self.core, tokenizer, SchedulerProfiler(self))
+        self.steps = StepBuilder(runner, self.worker)
         self._last_was_prefill = False
 
     def start_info(self) -> SchedulerReady:
@@ -101,10 +104,11 @@ class Scheduler:
         batch = self.core.decode.next_batch(in_flight)
         if not batch:
             return None
-        launched = self.steps.decode(batch)
+        width = self.core.depth.width_for([req.depth for req in batch])
+        launched = self.steps.decode(batch, width)
         for req in batch:
             req.launched_steps += 1
-        self.core.decode_steps += 1
+        self.core.count_decode_step(width)
         if self.core.decode_steps % self.core.args.decode_log_interval == 0:
             internal_state.log_decode(self.core, len(batch))
         return launched

@@ -12,24 +12,26 @@ from sgling.srt.managers.request import Req, ReqStage
 from sgling.srt.managers.resources import RequestResources
 from sgling.srt.managers.results import ResultProcessor
 from sgling.srt.model_executor.model_runner import ModelRunner
+from sgling.srt.speculative.depth import DepthPolicy
 from sgling.srt.speculative.stats import SpecStats
 
 
 class SchedulerCore:
     """Host-side state of one rank's scheduler."""
 
-    def __init__(self, args: ServerArgs, runner: ModelRunner, inbox: Inbox):
+    def __init__(self, args: ServerArgs, runner: ModelRunner, inbox: Inbox, depth: DepthPolicy):
         self.args = args
         self.runner = runner
         self.inbox = inbox
+        self.depth = depth
         self.stats = SpecStats()
         self.resources = RequestResources(runner)
         chunk = args.chunked_prefill_size
         self.prefill = PrefillPlanner(self.resources, None if chunk == -1 else chunk)
         self.decode = DecodePlanner(self.resources, self.prefill)
         self.streamer = OutputStreamer(args.stream_interval, args.spec.enabled)
-        self.results = ResultProcessor(self.resources, self.streamer, self.stats)
-        self.decode_steps = 0
+        self.results = ResultProcessor(self.resources, self.streamer, self.stats, depth)
+        self.decode_steps = self.decode_steps_width1 = 0
         self.integrity_checked = True
         self.stopped = False
 
@@ -51,8 +53,12 @@ class SchedulerCore:
         """End a request now, wherever it is; a step of it that is still in flight will be ignored."""
         if req.stage in (ReqStage.WAITING, ReqStage.RETRACTED):
             self.prefill.waiting.remove(req)
-        reason = FinishReason(type="abort", message=message, status_code=499, err_type="AbortError")
-        self.results.finish(req, reason)
+        self.results.finish(req, FinishReason(type="abort", message=message))
+
+    def count_decode_step(self, width: int) -> None:
+        """Book a launched decode step, and whether it ran at width 1 although speculation is on (a fallback)."""
+        self.decode_steps += 1
+        self.decode_steps_width1 += width == 1 and self.args.spec.enabled
 
     def send_outputs(self) -> None:
         """Send queued increments (rank 0)."""

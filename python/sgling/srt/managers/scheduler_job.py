@@ -7,7 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from sgling.srt.config.draft_model import complete_args
+from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.config.model_config import ModelConfig
+from sgling.srt.config.model_config_checks import ModelConfigError
 from sgling.srt.config.model_path import resolve_model_path
 from sgling.srt.config.server_args import ServerArgs
 from sgling.srt.managers.channel import SchedulerChannel
@@ -34,6 +37,7 @@ class SchedulerJob(NamedTuple):
     """Everything the processes are started with; picklable.
 
     Attributes:
+        server_args: resolved, and complete (the drafter's config has been read).
         model_dir: checkpoint directory (``server_args.model_path``, resolved).
         tokenizer_dir: directory of tokenizer.json, or None.
     """
@@ -48,13 +52,19 @@ SchedulerFactory = Callable[[SchedulerJob, SchedulerChannel | None, "ParallelSta
 
 
 def make_job(server_args: ServerArgs) -> SchedulerJob:
-    """Find the model's files and read its config."""
+    """Find the files of model and drafter, read their configs; raises ServerArgsError for what cannot be served."""
     model_dir = resolve_model_path(server_args.model_path, server_args.revision, server_args.download_dir)
     tokenizer_dir = model_dir
     if server_args.tokenizer_path != server_args.model_path:
         tokenizer_dir = resolve_model_path(server_args.tokenizer_path, None, server_args.download_dir)
-    model_config = ModelConfig.from_dir(model_dir, server_args.json_model_override_args)
-    model_config.check_tp_size(server_args.tp_size)
+    try:
+        server_args = complete_args(server_args)
+        model_config = ModelConfig.from_dir(model_dir, server_args.json_model_override_args)
+        model_config.check_tp_size(server_args.tp_size)
+        if server_args.spec.drafter is not None:
+            server_args.spec.drafter.check_target(model_config, server_args.tp_size)
+    except ModelConfigError as error:
+        raise ServerArgsError(str(error)) from error
     tokenizer = None if server_args.skip_tokenizer_init else find_tokenizer(tokenizer_dir)
     if tokenizer is None:
         logger.warning("No tokenizer: only input_ids are served (looked in %s)", tokenizer_dir)

@@ -47,7 +47,7 @@ def run_scheduler_process(job: SchedulerJob, place: _Rank, factory: SchedulerFac
     logging.basicConfig(
         level=args.log_level.upper(), format=f"[%(asctime)s TP{place.rank}] %(message)s", datefmt="%Y-%m-%d %H:%M:%S"
     )
-    _die_with_parent()
+    _die_with_parent(place.addresses)
     _install_signal_rules(place.draining)
     channel = ZmqSchedulerChannel(place.addresses) if place.rank == 0 else None
     ended_well = False
@@ -75,12 +75,13 @@ def _join_group(args: ServerArgs, place: _Rank) -> ParallelState:
     return init_parallel(place.rank, args.tp_size, place.init_method, "nccl" if args.device == "cuda" else "gloo")
 
 
-def _die_with_parent() -> None:
-    """End this process as soon as its parent is gone, whatever it is doing."""
+def _die_with_parent(addresses: ChannelAddresses) -> None:
+    """End this process as soon as its parent is gone, whatever it is doing; nobody else removes the sockets then."""
     parent = multiprocessing.parent_process()
 
     def watch() -> None:
         wait_for_sentinels([parent.sentinel])
+        addresses.remove()
         os._exit(1)
 
     threading.Thread(target=watch, name="parent-watch", daemon=True).start()

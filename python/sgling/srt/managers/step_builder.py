@@ -17,10 +17,9 @@ KV_BOUND_GRID = 256  # bounds are rounded up, so that their number stays small (
 class StepBuilder:
     """Launches prefill chunks and decode steps of one rank."""
 
-    def __init__(self, runner: ModelRunner, worker: StepWorker, width: int):
+    def __init__(self, runner: ModelRunner, worker: StepWorker):
         self._runner = runner
         self._worker = worker
-        self._width = width
         self._rows: list[int] = []
         self._rows_tensor = torch.empty(0, dtype=torch.int64)
 
@@ -40,19 +39,19 @@ class StepBuilder:
         )
         return Launched([req], self._runner.copy_result(self._worker.prefill(step)), 1, chunk, logprobs)
 
-    def decode(self, batch: list[Req]) -> Launched:
-        """Enqueue one decode step of running requests."""
+    def decode(self, batch: list[Req], width: int) -> Launched:
+        """Enqueue one decode step of running requests, ``width`` rows each."""
         rows = [req.req_pool_idx for req in batch]
         logprobs = _union_of_logprobs(batch)
-        longest = max(req.kv_committed_len for req in batch) + 2 * self._width
+        longest = max(req.kv_committed_len for req in batch) + 2 * self._runner.window
         step = StepInput(
             req_pool_indices=self._device_rows(rows),
-            width=self._width,
+            width=width,
             kv_bound=min(-(-longest // KV_BOUND_GRID) * KV_BOUND_GRID, self._runner.req_to_token.width),
             flags=self._runner.sampling.flags_for(rows),
             logprobs=logprobs,
         )
-        return Launched(batch, self._runner.copy_result(self._worker.decode(step)), self._width, None, logprobs)
+        return Launched(batch, self._runner.copy_result(self._worker.decode(step)), width, None, logprobs)
 
     def _device_rows(self, rows: list[int]) -> torch.Tensor:
         """int64 [bs] on the device; an unchanged batch sends nothing."""

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 from sgling import __version__
@@ -24,6 +24,8 @@ from sgling.srt.managers.health import HEALTH_RID_PREFIX, HealthProbe
 from sgling.srt.managers.io_struct import (
     AbortReq,
     BatchTokenIDOutput,
+    ProfileReq,
+    ProfileReqOutput,
     RequestOutput,
     SchedulerDied,
     SchedulerOutput,
@@ -31,6 +33,7 @@ from sgling.srt.managers.io_struct import (
     ShutdownReq,
     TokenizedGenerateReqInput,
 )
+from sgling.srt.managers.profile_req import stop_request
 from sgling.srt.managers.request_group import Completion, Delivery, Inbox
 from sgling.srt.managers.request_observer import RequestObserver
 from sgling.srt.managers.request_preparer import RequestPreparer
@@ -38,6 +41,8 @@ from sgling.srt.managers.response import is_failure
 from sgling.srt.managers.text_codec import TextCodec
 
 logger = logging.getLogger(__name__)
+
+CLOSE_GRACE_S = 2.0  # for aborted requests to end in order
 
 
 class TokenizerManager:
@@ -95,12 +100,16 @@ class TokenizerManager:
         return self.scheduler_info
 
     async def close(self) -> None:
-        """Stop the scheduler and the receiver."""
+        """Abort what is running, then stop the scheduler and the receiver; requests that do not end are failed."""
         if self.died is None:
+            self.abort_request(abort_all=True)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), CLOSE_GRACE_S)
             self._channel.send(ShutdownReq())
         if self._receiver is not None:
             self._receiver.cancel()
             await asyncio.gather(self._receiver, return_exceptions=True)
+        self._fail_all(RequestError("The server is shut down", 503, "ServiceUnavailable"))
         self._channel.close()
 
     async def drain(self) -> None:
@@ -117,9 +126,7 @@ class TokenizerManager:
         self.died = message
         self.ready = False
         logger.error("Scheduler died: %s", message)
-        for completion in list(self._live.values()):
-            error = RequestError(f"The scheduler died: {message}", 500, "InternalServerError")
-            self._finish(completion, Delivery(completion, error))
+        self._fail_all(RequestError(f"The scheduler died: {message}", 500, "InternalServerError"))
         self._gone.clear()
         self.control.fail(message)
         self.health.heard()
@@ -195,6 +202,14 @@ class TokenizerManager:
         """Reset the caches when idle; returns success and a text."""
         return await self.control.flush_cache(timeout_s)
 
+    async def start_profile(self, request: ProfileReq) -> ProfileReqOutput:
+        """Start a recording of scheduler steps."""
+        return await self.control.profile(request)
+
+    async def stop_profile(self) -> ProfileReqOutput:
+        """Stop it and write the files."""
+        return await self.control.profile(stop_request())
+
     async def internal_state(self) -> dict:
         """The scheduler's internal state; the previous one marked ``stale`` when a long step delays the answer."""
         return await self.control.internal_state()
@@ -246,10 +261,10 @@ class TokenizerManager:
         for position, (completion, request) in enumerate(zip(completions, requests, strict=True)):
             try:
                 self._channel.send(request)
-            except UnicodeEncodeError as error:
+            except (UnicodeEncodeError, OverflowError, RecursionError) as error:
                 for sent in completions[:position]:
                     self._abandon(sent)
-                raise RequestError("The request holds text that is not valid Unicode (a lone surrogate)") from error
+                raise RequestError(f"The request holds a value that cannot be passed on: {error}") from error
             self._live[completion.wire_rid] = completion
             self._idle.clear()
             for observer in self.observers:
@@ -269,6 +284,10 @@ class TokenizerManager:
         self._live.pop(completion.wire_rid, None)
         completion.inbox.put(delivery)
         self._note_idle()
+
+    def _fail_all(self, error: RequestError) -> None:
+        for completion in list(self._live.values()):
+            self._finish(completion, Delivery(completion, error))
 
     def _note_idle(self) -> None:
         if not self._live:

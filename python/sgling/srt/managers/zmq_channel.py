@@ -97,7 +97,7 @@ class ZmqTokenizerChannel:
         self._decoder = msgspec.msgpack.Decoder(SchedulerOutput)
 
     def send(self, message: SchedulerInput) -> None:
-        """Send one message; never blocks. Raises UnicodeEncodeError for text that is not valid Unicode."""
+        """See :class:`sgling.srt.managers.channel.TokenizerChannel`."""
         self._push.send(self._encoder.encode(message), zmq.NOBLOCK)
 
     async def recv(self) -> SchedulerOutput:

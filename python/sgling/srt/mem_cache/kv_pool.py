@@ -6,10 +6,11 @@ import torch
 
 
 class MLATokenToKVPool:
-    """KV storage of a stack of MLA layers that share slot numbers.
+    """KV storage of a stack of layers that share slot numbers.
 
-    ``buffer`` is [layers, slots + 1, latent + rope]; slot 0 is a dummy that padded rows write and nobody reads for a
-    live token. The target and the NEXTN layer own one pool each and use the same slot numbers.
+    ``buffer`` is [layers, slots + 1, row]; slot 0 is a dummy that padded rows write and nobody reads for a live token.
+    A row is [latent | rotated k_pe]; a dense DSpark drafter's is [key heads | value heads]. Target and drafter own one
+    pool each and use the same slot numbers.
     """
 
     def __init__(self, layer_ids: tuple[int, ...], num_slots: int, row_dim: int, dtype: torch.dtype, device: str):

@@ -17,7 +17,7 @@ class MemoryPools(NamedTuple):
     Attributes:
         req_to_token: int64 [R, Lmax]; KV slot of each position of each request row (row 0 is the dummy).
         kv: latent cache of the target's MLA layers.
-        draft_kv: latent cache of the NEXTN layer (same slot numbers), or None without a drafter.
+        draft_kv: cache of the NEXTN layer or of the DSPARK drafter (same slot numbers), or None without a drafter.
         state: KDA states.
         rollback: where verify leaves what commit needs; None when nothing is ever verified (plain decode).
     """

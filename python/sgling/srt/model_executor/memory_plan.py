@@ -44,10 +44,31 @@ class MemoryPlan(NamedTuple):
     budget_bytes: int
 
 
-def kv_bytes_per_token(config: ModelConfig, with_nextn: bool, dtype: torch.dtype) -> int:
-    """Latent cache bytes of one token over all MLA layers (replicated on every rank)."""
-    layers = len(config.mla_layer_ids) + int(with_nextn)
-    return layers * config.kv_row_dim * dtype.itemsize
+class DraftKVShape(NamedTuple):
+    """The drafter's cache on one rank: it shares slot numbers with the target's.
+
+    Attributes:
+        layer_ids: names of its layers in the pool.
+        row_dim: values per token and layer.
+    """
+
+    layer_ids: tuple[int, ...]
+    row_dim: int
+
+
+def draft_kv_shape(config: ModelConfig, args: ServerArgs) -> DraftKVShape:
+    """Cache of the NEXTN layer (a latent row) or of every DSPARK layer; no layers without a drafter."""
+    drafter = args.spec.drafter
+    if drafter is not None:
+        return DraftKVShape(tuple(range(drafter.num_hidden_layers)), drafter.local_kv_row_dim(args.tp_size))
+    return DraftKVShape((config.nextn_layer_id,) if args.spec.enabled else (), config.kv_row_dim)
+
+
+def kv_bytes_per_token(config: ModelConfig, args: ServerArgs) -> int:
+    """Cache bytes of one token on one rank: the latent rows of all MLA layers, and the drafter's rows."""
+    draft = draft_kv_shape(config, args)
+    values = len(config.mla_layer_ids) * config.kv_row_dim + len(draft.layer_ids) * draft.row_dim
+    return values * getattr(torch, args.dtype).itemsize
 
 
 def state_bytes_per_slot(config: ModelConfig, args: ServerArgs, dtype: torch.dtype) -> int:
@@ -74,10 +95,10 @@ def make_plan(config: ModelConfig, args: ServerArgs, weight_bytes: int, free_byt
     context_len = args.context_length or config.context_length
     if context_len > config.context_length:
         raise MemoryPlanError(f"--context-length {context_len}: the model covers {config.context_length} positions")
-    window = 2 * args.spec.width
+    window = 2 * args.spec.window
     row_width = -(-(context_len + window) // args.page_size) * args.page_size
     states = (args.max_running_requests + _REPLAY_EXTRA_ROWS) * state_bytes_per_slot(config, args, dtype)
-    per_token = kv_bytes_per_token(config, args.spec.enabled, dtype)
+    per_token = kv_bytes_per_token(config, args)
     rest = budget - weight_bytes - states
     wanted = args.max_total_tokens or min(max(rest, 0) // per_token, args.max_running_requests * row_width)
     tokens = wanted // args.page_size * args.page_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from sgling.srt.config.draft_model import drafter_dir
 from sgling.srt.config.load_config import LoadConfig
 from sgling.srt.config.model_config import ModelConfig
 from sgling.srt.config.model_path import resolve_model_path
@@ -16,8 +17,10 @@ from sgling.srt.mem_cache.kv_pool import MLATokenToKVPool
 from sgling.srt.mem_cache.linear_state_pool import LinearStatePool, LinearStateShape, replay_ring, staged_buffers
 from sgling.srt.mem_cache.memory_pools import MemoryPools
 from sgling.srt.mem_cache.req_to_token import ReqToTokenPool
-from sgling.srt.model_executor.memory_plan import free_memory, make_plan
+from sgling.srt.model_executor.memory_plan import draft_kv_shape, free_memory, make_plan
 from sgling.srt.model_executor.result_copy import ResultHandle
+from sgling.srt.model_loader.draft_inventory import draft_weight_bytes
+from sgling.srt.model_loader.draft_loader import get_drafter
 from sgling.srt.model_loader.footprint import rank_weight_bytes
 from sgling.srt.model_loader.loader import get_model
 from sgling.srt.sampling.sampling_buffers import SamplingBuffers
@@ -32,13 +35,15 @@ class ModelRunner:
     """Device-side state of one rank.
 
     Attributes:
-        model, draft_model: target and NEXTN layer (None without speculation).
+        model, draft_model: target, and NEXTN layer or DSPARK drafter (None without speculation).
         pools: KV, KDA states and rollback store.
         req_to_token: page table with its row allocator.
         future: cross-step values.
         sampling: per-request sampling tables.
         reduce: reductions over vocabulary shards.
+        spec: resolved speculation.
         max_width: widest verify, W.
+        window: positions a round may touch behind the committed length, >= W.
     """
 
     def __init__(self, args: ServerArgs, config: ModelConfig, parallel: ParallelState):
@@ -46,15 +51,27 @@ class ModelRunner:
         self.parallel = parallel
         self.device = args.device
         self.dtype = getattr(torch, args.dtype)
-        self.max_width = args.spec.width
+        self.spec = args.spec
+        self.max_width, self.window = args.spec.width, args.spec.window
         if args.device == "cpu":
             set_fixed_rows(DETERMINISTIC_ROWS if args.enable_deterministic_inference else None)
-        weight_bytes = rank_weight_bytes(config, parallel.size, self.dtype, with_nextn=args.spec.enabled)
-        self.plan = make_plan(config, args, weight_bytes, free_memory(args.device))
-        loaded = get_model(config, _load_config(args), parallel, self.dtype, args.device, args.spec.enabled)
-        self.model, self.draft_model, self.load_report = loaded.target, loaded.nextn, loaded.report
+        self.plan = make_plan(config, args, _weight_bytes(config, args), free_memory(args.device))
+        self._load(args)
         self._allocate(args)
         self._copy_stream = torch.cuda.Stream() if args.device == "cuda" else None
+
+    def _load(self, args: ServerArgs) -> None:
+        drafter = args.spec.drafter
+        taps = drafter.target_layer_ids if drafter else ()
+        with_nextn = args.spec.algorithm == "NEXTN"
+        placement = (self.parallel, self.dtype, self.device)
+        loaded = get_model(self.model_config, _load_config(args), *placement, with_nextn, taps)
+        self.model, self.draft_model, self.load_report = loaded.target, loaded.nextn, loaded.report
+        if drafter is not None:
+            load_format = args.speculative_draft_load_format or args.load_format
+            source = LoadConfig(str(drafter_dir(args)), load_format)
+            self.draft_model, report = get_drafter(drafter, source, self.model)
+            self.load_report = self.load_report.joined(report)
 
     def _allocate(self, args: ServerArgs) -> None:
         config, plan, device, dtype = self.model_config, self.plan, self.device, self.dtype
@@ -67,11 +84,11 @@ class ModelRunner:
         )
         state = LinearStatePool(shape, plan.max_running_requests, dtype, device)
         row, slots = config.kv_row_dim, plan.max_total_tokens
-        draft_layers = (config.nextn_layer_id,)
+        draft = draft_kv_shape(config, args)
         self.pools = MemoryPools(
             req_to_token=self.req_to_token.table,
             kv=MLATokenToKVPool(config.mla_layer_ids, slots, row, dtype, device),
-            draft_kv=MLATokenToKVPool(draft_layers, slots, row, dtype, device) if args.spec.enabled else None,
+            draft_kv=MLATokenToKVPool(draft.layer_ids, slots, draft.row_dim, dtype, device) if draft.layer_ids else None,
             state=state,
             rollback=_rollback_store(args, state),
         )
@@ -101,6 +118,13 @@ class ModelRunner:
     def copy_result(self, output: StepOutput) -> ResultHandle:
         """Start copying a step's result to the host."""
         return ResultHandle(output, self._copy_stream)
+
+
+def _weight_bytes(config: ModelConfig, args: ServerArgs) -> int:
+    """Weights of one rank, drafter included."""
+    dtype, drafter = getattr(torch, args.dtype), args.spec.drafter
+    target = rank_weight_bytes(config, args.tp_size, dtype, with_nextn=args.spec.algorithm == "NEXTN")
+    return target + (draft_weight_bytes(drafter, args.tp_size, dtype) if drafter else 0)
 
 
 def _load_config(args: ServerArgs) -> LoadConfig:

@@ -38,7 +38,7 @@ def check_inventory(stored: Mapping[str, StoredTensor], config: ModelConfig, wit
     _check_nextn_place(stored, config)
     expected = expected_tensors(config, with_nextn)
     for name, spec in expected.items():
-        _check_tensor(name, spec, stored.get(name))
+        check_tensor(name, spec, stored.get(name))
     return _sort_unused([name for name in stored if name not in expected], stored, config)
 
 
@@ -53,7 +53,8 @@ def _check_nextn_place(stored: Mapping[str, StoredTensor], config: ModelConfig) 
             )
 
 
-def _check_tensor(name: str, spec: TensorSpec, tensor: StoredTensor | None) -> None:
+def check_tensor(name: str, spec: TensorSpec, tensor: StoredTensor | None) -> None:
+    """Refuse a tensor that is absent, of another shape, or in a number format that cannot be read."""
     if tensor is None:
         raise ModelLoadError(f"tensor {name} {list(spec.shape)} is in none of the checkpoint's files")
     if tensor.shape != spec.shape:

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Mapping
 
 import torch
 
-from sgling.srt.config.model_config import ModelConfig
 from sgling.srt.distributed.parallel_state import ParallelState
-from sgling.srt.model_loader.inventory import TensorSpec, expected_tensors
+from sgling.srt.model_loader.inventory import TensorSpec
 
 
 class DummyWeightSource:
     """``WeightSource`` of random tensors; attributes as ``FileWeightSource``."""
 
-    def __init__(self, config: ModelConfig, parallel: ParallelState, dtype: torch.dtype, device: str):
-        self.specs = expected_tensors(config, with_nextn=True)
+    def __init__(self, specs: Mapping[str, TensorSpec], parallel: ParallelState, dtype: torch.dtype, device: str):
+        """``specs``: the tensors that may be asked for."""
+        self.specs = specs
         self.parallel = parallel
         self.dtype = dtype
         self.device = device
@@ -48,7 +49,7 @@ def dummy_tensor(name: str, spec: TensorSpec, device: str) -> torch.Tensor:
     """The whole fp32 tensor of one name; the same values for a name and shape on every rank of one device kind."""
     if name.endswith("norm.weight"):
         return torch.ones(spec.shape, device=device)
-    if name.endswith("expert_bias"):
+    if name.endswith(("expert_bias", ".bias")):
         return torch.zeros(spec.shape, device=device)
     low, high = _bounds(name, spec)
     generator = torch.Generator(device=device).manual_seed(zlib.crc32(name.encode()))

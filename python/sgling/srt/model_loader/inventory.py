@@ -47,7 +47,7 @@ def layer_tensors(config: ModelConfig, layer: int) -> dict[str, TensorSpec]:
     """Norms, attention and FFN of one layer, under full names."""
     prefix = f"model.layers.{layer}"
     attention = _mla(config) if config.is_mla(layer) else _kda(config)
-    ffn = _moe(config) if config.is_moe(layer) else _ffn("", config.hidden_size, config.intermediate_size)
+    ffn = _moe(config) if config.is_moe(layer) else ffn_tensors("", config.hidden_size, config.intermediate_size)
     norm = TensorSpec((config.hidden_size,))
     specs = {f"{prefix}.input_layernorm.weight": norm, f"{prefix}.post_attention_layernorm.weight": norm}
     specs.update({f"{prefix}.attention.{leaf}": spec for leaf, spec in attention.items()})
@@ -95,7 +95,8 @@ def _mla(config: ModelConfig) -> dict[str, TensorSpec]:
     }
 
 
-def _ffn(prefix: str, hidden: int, width: int) -> dict[str, TensorSpec]:
+def ffn_tensors(prefix: str, hidden: int, width: int) -> dict[str, TensorSpec]:
+    """A SwiGLU FFN under ``prefix``."""
     return {
         f"{prefix}gate_proj.weight": TensorSpec((width, hidden)),
         f"{prefix}up_proj.weight": TensorSpec((width, hidden)),
@@ -108,8 +109,8 @@ def _moe(config: ModelConfig) -> dict[str, TensorSpec]:
     specs = {
         "gate.weight": TensorSpec((config.num_experts, hidden)),
         "gate.expert_bias": TensorSpec((config.num_experts,), "F32"),
-        **_ffn("shared_experts.", hidden, config.moe_shared_expert_intermediate_size),
+        **ffn_tensors("shared_experts.", hidden, config.moe_shared_expert_intermediate_size),
     }
     for expert in range(config.num_experts):
-        specs.update(_ffn(f"experts.{expert}.", hidden, config.moe_intermediate_size))
+        specs.update(ffn_tensors(f"experts.{expert}.", hidden, config.moe_intermediate_size))
     return specs

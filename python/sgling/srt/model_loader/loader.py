@@ -17,6 +17,7 @@ from sgling.srt.model_loader.checks import check_inventory
 from sgling.srt.model_loader.dummy import DummyWeightSource
 from sgling.srt.model_loader.errors import ModelLoadError
 from sgling.srt.model_loader.file_source import FileWeightSource
+from sgling.srt.model_loader.inventory import expected_tensors
 from sgling.srt.models.bailing_moe_v3 import BailingMoeV3ForCausalLM
 from sgling.srt.models.bailing_moe_v3_nextn import BailingMoeV3ForCausalLMNextN
 from sgling.srt.models.registry import model_classes
@@ -38,6 +39,10 @@ class LoadReport(NamedTuple):
     num_tensors: int
     ignored: tuple[str, ...]
     seconds: float
+
+    def joined(self, other: LoadReport) -> LoadReport:
+        """Both loads as one: every field is a sum."""
+        return LoadReport(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
 
 class LoadedModel(NamedTuple):
@@ -73,7 +78,7 @@ def get_model(
     if with_nextn and not model_config.num_nextn_predict_layers:
         raise ModelLoadError("NEXTN needs a NEXTN layer, but config.json says num_nextn_predict_layers=0")
     if load_config.load_format == "dummy":
-        ignored, source = (), DummyWeightSource(model_config, parallel, dtype, device)
+        ignored, source = (), DummyWeightSource(expected_tensors(model_config, with_nextn=True), parallel, dtype, device)
     else:
         ignored, source = _open_files(model_config, load_config, parallel, (dtype, device), with_nextn)
     classes = model_classes(model_config.architecture)

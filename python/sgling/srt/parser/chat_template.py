@@ -23,7 +23,9 @@ REASONING_KEYS = (
     "reasoning",
 )  # spellings of a message's reasoning; templates read [0]
 SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token", "mask_token")
-RESERVED_KWARGS = frozenset({"messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"})
+RESERVED_KWARGS = frozenset(
+    {"self", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"}
+)
 CONTINUE_MARK = "\ue000continue here\ue001"  # private-use characters: no message holds them
 
 
@@ -37,9 +39,19 @@ class _GenerationTag(Extension):
     tags: ClassVar[set[str]] = {"generation"}
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        """The tag's body, as if the tag were not there."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.Scope(body).set_lineno(line)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """``namespace()`` of templates; underscore names are refused, since templates come from model directories."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            raise jinja2.exceptions.SecurityError(f"a template may not set {name!r} on a namespace")
+        super().__setitem__(name, value)
 
 
 def _tojson(
@@ -66,6 +78,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
     """Sandbox with the filters, globals and whitespace rules that published chat templates rely on."""
     env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
     env.filters["tojson"] = _tojson
+    env.globals["namespace"] = _Namespace
     env.globals["raise_exception"] = _raise_exception
     env.globals["strftime_now"] = _strftime_now
     return env

@@ -30,13 +30,16 @@ TOOL_CLOSE = "</tool_call>"
 KEY_OPEN, KEY_CLOSE = "<arg_key>", "</arg_key>"
 VALUE_OPEN, VALUE_CLOSE = "<arg_value>", "</arg_value>"
 
-_NAME = re.compile(r"\s*([\w.:/-]*)(?:\s|\\n)*\\?")  # also matches every prefix of a well-formed name
-_GAP = re.compile(r"(?:\s|\\n)*")
-_NEXT_CALL = re.compile(r"</tool_call>(?:\s|\\n)*<tool_call>")
+MAX_NAME_LEN = 256  # characters; names, keys and gaps that are longer break the envelope, so little is ever held back
+MAX_KEY_LEN = 1024
+MAX_GAP_LEN = 256
+
+_SPACES = rf"(?:\s|\\n){{0,{MAX_GAP_LEN}}}"
+_NAME = re.compile(rf"\s{{0,{MAX_GAP_LEN}}}([\w.:/-]{{0,{MAX_NAME_LEN}}}){_SPACES}\\?")  # prefixes of a name match too
+_GAP = re.compile(_SPACES)
+_NEXT_CALL = re.compile(TOOL_CLOSE + _SPACES + TOOL_OPEN)
 _NEXT_CALL_PREFIX = re.compile(
-    r"</tool_call>(?:\s|\\n)*(?:\\|"
-    + "|".join(re.escape(TOOL_OPEN[:size]) for size in range(1, len(TOOL_OPEN)))
-    + r")?\Z"
+    rf"{TOOL_CLOSE}{_SPACES}(?:\\|" + "|".join(TOOL_OPEN[:size] for size in range(1, len(TOOL_OPEN))) + r")?\Z"
 )
 
 
@@ -166,6 +169,8 @@ class ToolCallParser:
 
     def _in_key(self) -> bool:
         at = self._buffer.find("<")
+        if (at if at >= 0 else len(self._buffer)) > MAX_KEY_LEN:
+            return self._break()
         if at < 0:
             return False
         tail = self._buffer[at:]

@@ -1,27 +1,20 @@
-"""Chain speculation with the NEXTN layer: draft, verify, extend.
-
-The three steps are separately callable and talk through :class:`RoundBuffers` and the FutureMap only, so that each can
-become a graph. Verify never writes KDA states: it stages, and the commit folds the accepted prefix in.
-"""
+"""Chain speculation with the NEXTN layer: chained one-token drafts, and an extend with true hidden states."""
 
 from __future__ import annotations
 
 import torch
 
-from sgling.srt.core.buffers import RoundBuffers
-from sgling.srt.core.forward_batch import ForwardBatch, ForwardMode
+from sgling.srt.core.forward_batch import ForwardBatch, ForwardMode, ModelOutput
 from sgling.srt.core.step import PrefillInput, StepInput, StepOutput
 from sgling.srt.model_executor.model_runner import ModelRunner
-from sgling.srt.speculative.base import PlainWorker, PrefillForward
-from sgling.srt.speculative.verify import WindowLogits, choose_tokens, window_result
+from sgling.srt.speculative.base import PrefillForward
+from sgling.srt.speculative.chain_worker import ChainWorker
+from sgling.srt.speculative.guess import guess_tokens
 from sgling_kernel.cache_locs import window_locs
-from sgling_kernel.kda import StagedBuffers, commit_replay, commit_staged
-from sgling_kernel.logits import argmax_lowest
-from sgling_kernel.noise import gumbel_noise
 from sgling_kernel.sampling import SamplingFlags
 
 
-class NextnWorker(PlainWorker):
+class NextnWorker(ChainWorker):
     """One round = draft (k - 1 forwards of the NEXTN layer), verify (W target rows), extend (W NEXTN rows).
 
     Positions: the NEXTN row at position p reads the token at p + 1 and the hidden state of p, and predicts the token at
@@ -29,14 +22,7 @@ class NextnWorker(PlainWorker):
     """
 
     def __init__(self, runner: ModelRunner):
-        super().__init__(runner)
-        self.buffers = RoundBuffers.allocate(
-            runner.plan.max_running_requests,
-            runner.max_width,
-            runner.model_config.hidden_size,
-            runner.dtype,
-            runner.device,
-        )
+        super().__init__(runner, runner.model_config.hidden_size)
 
     def prefill(self, step: PrefillInput) -> StepOutput:
         """Target chunk, then the NEXTN layer over the same chunk with the ids shifted by one.
@@ -59,12 +45,9 @@ class NextnWorker(PlainWorker):
         seed = self.draft_tokens(last, done.batch.positions[-1:], rows, flags)
         self.runner.future.stash(rows, seed, last)
 
-    def decode(self, step: StepInput) -> StepOutput:
-        """One round."""
-        self.draft(step)
-        result = self.verify(step)
-        self.extend(step)
-        return result
+    def features(self, output: ModelOutput) -> torch.Tensor:
+        """The final hidden states of verify's rows."""
+        return output.hidden
 
     def draft(self, step: StepInput) -> None:
         """Fill ``draft_tokens``: candidate 1 is the seed of the previous extend, the rest are chained forwards."""
@@ -98,62 +81,11 @@ class NextnWorker(PlainWorker):
     def draft_tokens(
         self, hidden: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, flags: SamplingFlags
     ) -> torch.Tensor:
-        """The drafter's guess after each row, int64 [bs]; sampled requests add the noise the target will add.
+        """The drafter's guess after each row, int64 [bs].
 
         The row at position p guesses the token at p + 2, which the target draws from its row at p + 1.
         """
-        runner = self.runner
-        logits = runner.draft_model.logits(hidden)
-        start, size = runner.draft_model.vocab_range
-        if flags.sampled:
-            tables = runner.sampling.tables
-            temperature = tables.temperature[rows].unsqueeze(-1)
-            noise = gumbel_noise(tables.seed[rows], positions + 1, start, size)
-            scaled = logits / torch.where(temperature > 0, temperature, 1.0) + noise
-            logits = torch.where(temperature > 0, scaled, logits)
-        score, column = argmax_lowest(logits)
-        return runner.reduce.best(score, column + start)[1]
-
-    def verify(self, step: StepInput) -> StepOutput:
-        """Target over the window, verdict, publish, commit of KDA states."""
-        runner, rows, width = self.runner, step.req_pool_indices, step.width
-        relay = runner.future.gather(rows)
-        buffers = self.buffers.views(len(rows), width)
-        candidates = torch.cat((relay.bonus.unsqueeze(-1), buffers.draft_tokens), dim=-1)
-        locs, positions = window_locs(runner.pools.req_to_token, rows, relay.seq_lens, width)
-        batch = ForwardBatch(
-            mode=ForwardMode.TARGET_VERIFY,
-            input_ids=candidates.flatten(),
-            positions=positions,
-            out_cache_loc=locs,
-            req_pool_indices=rows,
-            seq_lens=relay.seq_lens,
-            state_slots=relay.state_slots,
-            width=width,
-            prefix_len=0,
-            kv_bound=step.kv_bound,
-        )
-        hidden = runner.model.forward(batch, runner.pools).hidden
-        window = WindowLogits(runner.model.logits(hidden), candidates, positions, rows)
-        verdict = choose_tokens(runner, window, step.flags)
-        runner.future.publish(rows, relay.seq_lens + verdict.accept_lens, verdict.bonus)
-        self.commit(relay.state_slots, relay.seq_lens, verdict.accept_lens, width)
-        for buffer, value in zip(
-            (buffers.seq_lens, buffers.target_ids, buffers.accept_lens, buffers.hidden),
-            (relay.seq_lens, verdict.target_ids, verdict.accept_lens, hidden),
-            strict=True,
-        ):
-            buffer.copy_(value)
-        return window_result(runner, window, verdict, step)
-
-    def commit(self, state_slots: torch.Tensor, seq_lens: torch.Tensor, accept_lens: torch.Tensor, width: int) -> None:
-        """Make the working state that of the accepted prefix; 0 accepted rows change nothing."""
-        pools = self.runner.pools
-        conv, temporal, store = pools.state.conv, pools.state.temporal, pools.rollback
-        if isinstance(store, StagedBuffers):
-            commit_staged(conv, temporal, store, state_slots, accept_lens)
-        else:
-            commit_replay(conv, temporal, store, state_slots, seq_lens, accept_lens, width)
+        return guess_tokens(self.runner, self.runner.draft_model.logits(hidden), positions + 1, rows, flags)
 
     def extend(self, step: StepInput) -> None:
         """NEXTN layer over the window with true hidden states; the last accepted row gives the next seed.
@@ -175,7 +107,7 @@ class NextnWorker(PlainWorker):
             prefix_len=0,
             kv_bound=step.kv_bound,
         )
-        hidden = runner.draft_model.forward(batch, buffers.hidden, runner.pools)
+        hidden = runner.draft_model.forward(batch, buffers.features, runner.pools)
         last = (buffers.accept_lens - 1).clamp_min(0)
         select = torch.arange(len(rows), device=rows.device) * width + last
         chosen = hidden.index_select(0, select)

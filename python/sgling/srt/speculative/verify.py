@@ -44,11 +44,16 @@ def choose_tokens(runner: ModelRunner, window: WindowLogits, flags: SamplingFlag
     Padded rows accept nothing.
     """
     if any(flags):
-        verdict = verdict_sampled(window.logits, _inputs(runner, window), flags, runner.reduce)
+        verdict = verdict_sampled(window.logits, adjust_inputs(runner, window), flags, runner.reduce)
     else:
         start = runner.model.vocab_range[0]
         verdict = verdict_greedy(window.logits, window.candidates, runner.reduce, start)
-    return verdict._replace(accept_lens=torch.where(window.rows > 0, verdict.accept_lens, 0))
+    return without_padding(verdict, window.rows)
+
+
+def without_padding(verdict: Verdict, rows: torch.Tensor) -> Verdict:
+    """The verdict with nothing accepted for padded requests (row 0)."""
+    return verdict._replace(accept_lens=torch.where(rows > 0, verdict.accept_lens, 0))
 
 
 def count_emitted(runner: ModelRunner, window: WindowLogits, verdict: Verdict, flags: SamplingFlags) -> None:
@@ -58,7 +63,8 @@ def count_emitted(runner: ModelRunner, window: WindowLogits, verdict: Verdict, f
         commit_counts(tables.counts, window.rows, verdict.target_ids, verdict.accept_lens, tables.vocab_start)
 
 
-def _inputs(runner: ModelRunner, window: WindowLogits) -> AdjustInputs:
+def adjust_inputs(runner: ModelRunner, window: WindowLogits) -> AdjustInputs:
+    """What the sampling operators read of a window."""
     return AdjustInputs(runner.sampling.tables, window.rows, window.candidates, window.positions)
 
 
@@ -82,7 +88,7 @@ def window_logprobs(
         temperature = torch.where(temperature > 0, temperature, 1.0).repeat_interleave(
             window.candidates.shape[1], output_size=logits.shape[0]
         )
-        logits = adjust_logits(logits, _inputs(runner, window), flags) / temperature.unsqueeze(-1)
+        logits = adjust_logits(logits, adjust_inputs(runner, window), flags) / temperature.unsqueeze(-1)
     return _logprobs(runner, logits, target_ids.reshape(-1), wanted)
 
 

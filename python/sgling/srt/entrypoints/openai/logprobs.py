@@ -44,6 +44,7 @@ def chat_logprobs(
     """``{"content": [{token, bytes, logprob, top_logprobs}]}``. ``token_bytes`` gives a token's true bytes."""
 
     def entry(triple: Triple) -> dict[str, Any]:
+        """One token or alternative."""
         logprob, token_id, text = triple
         return {"token": text, "bytes": list(token_bytes(token_id)), "logprob": logprob}
 

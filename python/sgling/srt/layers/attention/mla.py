@@ -12,7 +12,7 @@ from sgling.srt.layers.norm import RMSNorm
 from sgling.srt.layers.rotary import RotaryEmbedding
 from sgling.srt.layers.weights import WeightSource
 from sgling.srt.mem_cache.memory_pools import MemoryPools
-from sgling_kernel.mla import PagedContext, absorb_q, expand_v, head_gate, mla_decode, mla_prefill, write_kv
+from sgling_kernel.mla import PagedContext, absorb_q, expand_v, head_gate, mla_decode, mla_prefill, prepare
 
 
 class MLAAttnBackend(AttentionBackend):
@@ -119,9 +119,9 @@ class MLAAttention:
         """x [N, H] after the input norm -> [N, H], reduced over ranks; writes the rows' own KV first."""
         batch = context.batch
         q_nope, pe, latent, gate = self._project(x)
-        pe = self.rotary.forward(pe, batch.positions)
-        q_pe, k_pe = pe[:, : self.heads], pe[:, self.heads]
         kv_pool = context.kv.layer(self.layer_id)
-        write_kv(kv_pool, batch.out_cache_loc, self.kv_a_layernorm.forward(latent), k_pe)
+        norm = (self.kv_a_layernorm.weight, self.kv_a_layernorm.eps)
+        rotary = (batch.positions, self.rotary.table)
+        q_pe = prepare(pe, latent, norm, rotary, (kv_pool, batch.out_cache_loc))
         out = self.backend.forward((q_nope, q_pe), kv_pool, (self.w_kc, self.w_vc), batch, context.mla)
         return self.dense.forward(head_gate(out, gate))

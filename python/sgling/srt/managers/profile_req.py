@@ -1,0 +1,42 @@
+"""Reads the body of ``/start_profile``: upstream's fields, all optional."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Any
+
+from sgling.srt.managers.generate_req import RequestError, is_int, show
+from sgling.srt.managers.io_struct import ProfileReq
+
+ACTIVITIES = ("CPU", "GPU", "CUDA", "STEPS")  # STEPS is always recorded, the others ask for torch's profiler too
+
+
+def start_request(body: dict[str, Any]) -> ProfileReq:
+    """A start request; raises :class:`RequestError` naming the field. Unknown fields are ignored.
+
+    ``profile_by_stage`` changes nothing: every step in the trace carries its stage.
+    """
+    request = ProfileReq(uuid.uuid4().hex)
+    _set(request, body, "output_dir", lambda value: isinstance(value, str), "a directory")
+    _set(request, body, "profile_prefix", lambda value: isinstance(value, str) and "/" not in value, "a file name part")
+    _set(request, body, "start_step", lambda value: is_int(value) and value >= 0, "an integer of at least 0")
+    _set(request, body, "num_steps", lambda value: is_int(value) and value >= 1, "an integer of at least 1")
+    _set(request, body, "record_shapes", lambda value: isinstance(value, bool), "a boolean")
+    _set(request, body, "with_stack", lambda value: isinstance(value, bool), "a boolean")
+    known = f"a list of {', '.join(ACTIVITIES)}"
+    _set(request, body, "activities", lambda value: isinstance(value, list) and set(value) <= set(ACTIVITIES), known)
+    return request
+
+
+def _set(request: ProfileReq, body: dict[str, Any], name: str, holds, rule: str) -> None:
+    value = body.get(name)
+    if value is None:
+        return
+    if not holds(value):
+        raise RequestError(f"{name} must be {rule}, got {show(value)}")
+    setattr(request, name, value)
+
+
+def stop_request() -> ProfileReq:
+    """A stop request."""
+    return ProfileReq(uuid.uuid4().hex, stop=True)

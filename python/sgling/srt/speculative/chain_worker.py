@@ -1,0 +1,98 @@
+"""What every chain speculator shares: the buffers of a round, verify, and the commit of KDA states.
+
+A round is draft, verify, extend. The three are separately callable and talk through :class:`RoundBuffers` and the
+FutureMap only, so that each can become a graph. Verify never writes KDA states: it stages, and the commit folds the
+accepted prefix in.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+
+from sgling.srt.core.buffers import RoundBuffers
+from sgling.srt.core.forward_batch import ForwardBatch, ForwardMode, ModelOutput
+from sgling.srt.core.step import StepInput, StepOutput
+from sgling.srt.model_executor.model_runner import ModelRunner
+from sgling.srt.speculative.base import PlainWorker
+from sgling.srt.speculative.verify import WindowLogits, choose_tokens, window_result
+from sgling_kernel.cache_locs import window_locs
+from sgling_kernel.kda import StagedBuffers, commit_replay, commit_staged
+from sgling_kernel.sampling import SamplingFlags
+from sgling_kernel.verdict import Verdict
+
+
+class ChainWorker(PlainWorker, ABC):
+    """One candidate chain per request; subclasses draft it and digest what verify found."""
+
+    def __init__(self, runner: ModelRunner, feature_size: int):
+        """``feature_size``: width of what the drafter reads of a verify's rows."""
+        super().__init__(runner)
+        self.buffers = RoundBuffers.allocate(
+            runner.plan.max_running_requests, runner.max_width, feature_size, runner.dtype, runner.device
+        )
+
+    def decode(self, step: StepInput) -> StepOutput:
+        """One round."""
+        self.draft(step)
+        result = self.verify(step)
+        self.extend(step)
+        return result
+
+    @abstractmethod
+    def draft(self, step: StepInput) -> None:
+        """Fill ``buffers.draft_tokens``."""
+
+    @abstractmethod
+    def extend(self, step: StepInput) -> None:
+        """Bring the drafter up to the committed length, from ``buffers.features`` of verify's rows."""
+
+    @abstractmethod
+    def features(self, output: ModelOutput) -> torch.Tensor:
+        """What the drafter reads of verify's rows, [bs * W, feature_size]."""
+
+    def judge(self, window: WindowLogits, flags: SamplingFlags) -> Verdict:
+        """The verdict over a window."""
+        return choose_tokens(self.runner, window, flags)
+
+    def verify(self, step: StepInput) -> StepOutput:
+        """Target over the window, verdict, publish, commit of KDA states."""
+        runner, rows, width = self.runner, step.req_pool_indices, step.width
+        relay = runner.future.gather(rows)
+        buffers = self.buffers.views(len(rows), width)
+        candidates = torch.cat((relay.bonus.unsqueeze(-1), buffers.draft_tokens), dim=-1)
+        locs, positions = window_locs(runner.pools.req_to_token, rows, relay.seq_lens, width)
+        batch = ForwardBatch(
+            mode=ForwardMode.TARGET_VERIFY,
+            input_ids=candidates.flatten(),
+            positions=positions,
+            out_cache_loc=locs,
+            req_pool_indices=rows,
+            seq_lens=relay.seq_lens,
+            state_slots=relay.state_slots,
+            width=width,
+            prefix_len=0,
+            kv_bound=step.kv_bound,
+        )
+        output = runner.model.forward(batch, runner.pools)
+        window = WindowLogits(runner.model.logits(output.hidden), candidates, positions, rows)
+        verdict = self.judge(window, step.flags)
+        runner.future.publish(rows, relay.seq_lens + verdict.accept_lens, verdict.bonus)
+        self.commit(relay.state_slots, relay.seq_lens, verdict.accept_lens, width)
+        for buffer, value in zip(
+            (buffers.seq_lens, buffers.target_ids, buffers.accept_lens, buffers.features),
+            (relay.seq_lens, verdict.target_ids, verdict.accept_lens, self.features(output)),
+            strict=True,
+        ):
+            buffer.copy_(value)
+        return window_result(runner, window, verdict, step)
+
+    def commit(self, state_slots: torch.Tensor, seq_lens: torch.Tensor, accept_lens: torch.Tensor, width: int) -> None:
+        """Make the working state that of the accepted prefix; 0 accepted rows change nothing."""
+        pools = self.runner.pools
+        conv, temporal, store = pools.state.conv, pools.state.temporal, pools.rollback
+        if isinstance(store, StagedBuffers):
+            commit_staged(conv, temporal, store, state_slots, accept_lens)
+        else:
+            commit_replay(conv, temporal, store, state_slots, seq_lens, accept_lens, width)

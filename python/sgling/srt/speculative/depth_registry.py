@@ -1,0 +1,23 @@
+"""The depth policy of a resolved speculation."""
+
+from __future__ import annotations
+
+import logging
+
+from sgling.srt.config.spec_config import SpecConfig
+from sgling.srt.model_executor.model_runner import ModelRunner
+from sgling.srt.speculative.base import StepWorker
+from sgling.srt.speculative.depth import AutoDepth, DepthPolicy, FixedDepth
+from sgling.srt.speculative.step_costs import measure_step_costs
+
+logger = logging.getLogger(__name__)
+
+
+def create_depth_policy(spec: SpecConfig, runner: ModelRunner, worker: StepWorker) -> DepthPolicy:
+    """Fixed width, or auto with the table of the flags or one measured now (collective under tensor parallelism)."""
+    if spec.depth != "auto":
+        return FixedDepth(spec.width)
+    table = spec.depth_table or measure_step_costs(runner, worker, spec.width)
+    shown = ", ".join(f"{width}: {ms:.2f}" for width, ms in enumerate(table.row(1)[: spec.width], 1))
+    logger.info("Speculative depth auto: step time in ms by width: %s (%s)", shown, table.source)
+    return AutoDepth(spec.width, table)

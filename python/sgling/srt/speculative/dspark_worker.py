@@ -1,0 +1,121 @@
+"""Chain speculation with a DSpark block drafter: a whole block per step, then a short sequential correction.
+
+Terms of facts/dspark.md §0: the anchor is the newest committed token, its position is the committed length P; draft k
+sits at P + k. The drafter's cache holds positions below P, made of target features only.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from sgling.srt.core.forward_batch import ForwardBatch, ForwardMode, ModelOutput
+from sgling.srt.core.future_map import RelayRows
+from sgling.srt.core.step import PrefillInput, StepInput, StepOutput
+from sgling.srt.model_executor.model_runner import ModelRunner
+from sgling.srt.models.dspark import DSparkDrafter
+from sgling.srt.speculative.chain_worker import ChainWorker
+from sgling.srt.speculative.guess import guess_tokens
+from sgling.srt.speculative.rejection import RejectionSampler
+from sgling.srt.speculative.verify import WindowLogits
+from sgling_kernel.cache_locs import window_locs
+from sgling_kernel.sampling import SamplingFlags
+from sgling_kernel.verdict import Verdict
+
+
+class DSparkWorker(ChainWorker):
+    """One round = draft (block forward, Markov chain), verify (W target rows), extend (inject accepted features)."""
+
+    def __init__(self, runner: ModelRunner):
+        self.drafter: DSparkDrafter = runner.draft_model
+        self.config = self.drafter.config
+        super().__init__(runner, len(self.config.target_layer_ids) * self.config.hidden_size)
+        self.rejection = RejectionSampler(runner, runner.max_width - 1) if runner.spec.rejection_sampling else None
+
+    def prefill(self, step: PrefillInput) -> StepOutput:
+        """Target chunk, then the features of all its rows into the drafter's cache, at the prompt's own slots."""
+        done = self.prefill_target(step)
+        self.drafter.inject(done.output.taps, done.batch.positions, done.batch.out_cache_loc, self.runner.pools)
+        return done.result
+
+    def features(self, output: ModelOutput) -> torch.Tensor:
+        """The tapped layers of verify's rows."""
+        return output.taps
+
+    def draft(self, step: StepInput) -> None:
+        """Fill ``draft_tokens``: one forward over the whole block, then one Markov step per draft.
+
+        The block always has the rows it was trained with; a narrower step uses its first drafts.
+        """
+        if step.width == 1:
+            return
+        rows = step.req_pool_indices
+        relay = self.runner.future.gather(rows)
+        hidden = self.block_hidden(step, relay)[:, : step.width - 1]
+        base = self.drafter.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
+        self.chain(step, relay, hidden, base)
+
+    def block_hidden(self, step: StepInput, relay: RelayRows) -> torch.Tensor:
+        """Backbone output of the rows that predict drafts, [bs, block_size, d].
+
+        Block rows write their own cache entries behind the committed ones, where the next injection overwrites them.
+        """
+        runner, rows, count = self.runner, step.req_pool_indices, self.config.block_rows
+        locs, positions = window_locs(runner.pools.req_to_token, rows, relay.seq_lens, count)
+        ids = torch.full((len(rows), count), self.config.mask_token_id, dtype=torch.int64, device=rows.device)
+        ids[:, 0] = relay.bonus
+        batch = ForwardBatch(
+            mode=ForwardMode.DRAFT_BLOCK,
+            input_ids=ids.flatten(),
+            positions=positions,
+            out_cache_loc=locs,
+            req_pool_indices=rows,
+            seq_lens=relay.seq_lens,
+            state_slots=relay.state_slots,
+            width=count,
+            prefix_len=0,
+            kv_bound=step.kv_bound,
+        )
+        hidden = self.drafter.forward(batch, runner.pools)
+        return hidden.view(len(rows), count, -1)[:, count - self.config.block_size :]
+
+    def chain(self, step: StepInput, relay: RelayRows, hidden: torch.Tensor, base: torch.Tensor) -> None:
+        """Draw the drafts one after the other; each corrects the logits of the next.
+
+        Args:
+            hidden: [bs, W - 1, d]; base: fp32 [bs, W - 1, V_local], its logits.
+        """
+        rows, markov = step.req_pool_indices, self.drafter.markov
+        out = self.buffers.views(len(rows), step.width).draft_tokens
+        previous = relay.bonus
+        state = markov.start(len(rows)) if markov else None
+        for k in range(step.width - 1):
+            logits = base[:, k]
+            if markov:
+                bias, state = markov.step(previous, hidden[:, k], state)
+                logits = logits + bias
+            previous = self.pick(step, relay, logits, k)
+            out[:, k] = previous
+
+    def pick(self, step: StepInput, relay: RelayRows, logits: torch.Tensor, k: int) -> torch.Tensor:
+        """Draft k + 1 of every request from its logits fp32 [bs, V_local]; int64 [bs].
+
+        The target draws the token at position P + k + 1 from its row at P + k.
+        """
+        if self.rejection and step.flags.sampled:
+            return self.rejection.pick(step, relay.seq_lens, logits, k)
+        return guess_tokens(self.runner, logits, relay.seq_lens + k, step.req_pool_indices, step.flags)
+
+    def judge(self, window: WindowLogits, flags: SamplingFlags) -> Verdict:
+        """Sampled verify, or p/q rejection when it is asked for and somebody samples."""
+        if self.rejection and flags.sampled:
+            limits = torch.full_like(window.rows, window.candidates.shape[1] - 1)
+            return self.rejection.judge(window, flags, limits)
+        return super().judge(window, flags)
+
+    def extend(self, step: StepInput) -> None:
+        """Inject the features of accepted rows: exactly one cache entry per committed token."""
+        runner, rows, width = self.runner, step.req_pool_indices, step.width
+        buffers = self.buffers.views(len(rows), width)
+        locs, positions = window_locs(runner.pools.req_to_token, rows, buffers.seq_lens, width)
+        accepted = torch.arange(width, device=rows.device) < buffers.accept_lens.unsqueeze(-1)
+        self.drafter.inject(buffers.features, positions, torch.where(accepted.flatten(), locs, 0), runner.pools)
