@@ -3,46 +3,82 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
+from typing import NamedTuple
 
 from sgling import __version__
 
-USAGE = """usage: sgling COMMAND ...
 
-commands:
-  serve [MODEL] [flags]     start an OpenAI-compatible server (default model: ling3-pico, embedded)
-  generate "prompt" [flags] answer one prompt without a server, accepted runs visible
-  bench serving [flags]     load a running server and report latency, throughput and accept length
+class Command(NamedTuple):
+    """A subcommand: its argument line, what it does, and the module whose ``main(argv)`` runs it."""
 
-sgling COMMAND --help lists a command's flags; sgling --version prints the version."""
-
-
-def _serve(argv: Sequence[str]) -> int:
-    from sgling.launch_server import main
-
-    return main(argv, "sgling serve", "model_path")
+    arguments: str
+    does: str
+    module: str
 
 
-def _generate(argv: Sequence[str]) -> int:
-    from sgling.generate import main
+COMMANDS: dict[str, Command] = {
+    "serve": Command(
+        "[MODEL] [flags]",
+        "start an OpenAI-compatible server (default model: ling3-pico, embedded)",
+        "sgling.launch_server",
+    ),
+    "generate": Command(
+        '"prompt" [flags]', "answer one prompt without a server, accepted runs visible", "sgling.generate"
+    ),
+    "doctor": Command(
+        "[MODEL] [flags]", "what was detected, what was chosen and why, what speculation is worth", "sgling.doctor"
+    ),
+    "bench serving": Command(
+        "[flags]", "load a running server and report latency, throughput and accept length", "sgling.bench.serving"
+    ),
+    "bench round": Command(
+        "[flags]", "time the decode round of a GPU node by node", "sgling.bench.round_command"
+    ),
+    "sweep depth": Command(
+        "[MODEL] [flags]",
+        "measure every draft depth, write the table of --speculative-depth auto",
+        "sgling.bench.depth_sweep",
+    ),
+    "trace": Command(
+        "[MODEL] [flags]", "record decode rounds: a Perfetto trace and a picture of one", "sgling.bench.trace"
+    ),
+    "ab": Command(
+        "A B [flags]", "compare two recorded runs or two servers on step time, noise known", "sgling.bench.ab_command"
+    ),
+    "gate correctness": Command(
+        "[flags]",
+        "check greedy answers against a golden, and that nothing pollutes them",
+        "sgling.bench.gate.correctness_command",
+    ),
+    "gate contract": Command(
+        "[FILE] [flags]", "check a server against bounds per scenario and concurrency", "sgling.bench.contract.command"
+    ),
+    "eval gsm8k": Command("[flags]", "few-shot mathematics, as upstream's script", "sgling.bench.evals.gsm8k"),
+    "eval tools": Command("[flags]", "tool calls: exact, well-formed, offered", "sgling.bench.evals.tools"),
+}
 
-    return main(argv)
 
-
-def _bench(argv: Sequence[str]) -> int:
-    if not argv or argv[0] != "serving":
-        return _usage_error(f"bench has no kind {argv[0]!r}" if argv else "bench needs a kind: serving")
-    from sgling.bench.serving import main
-
-    return main(argv[1:])
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"serve": _serve, "generate": _generate, "bench": _bench}
+def usage() -> str:
+    """The command list."""
+    calls = {name: f"{name} {command.arguments}" for name, command in COMMANDS.items()}
+    width = max(map(len, calls.values()))
+    lines = [f"  {calls[name]:<{width}} {command.does}" for name, command in COMMANDS.items()]
+    last = "sgling COMMAND --help lists a command's flags; sgling --version prints the version."
+    return "\n".join(["usage: sgling COMMAND ...", "", "commands:", *lines, "", last])
 
 
 def _usage_error(message: str) -> int:
-    print(f"{USAGE}\nsgling: error: {message}", file=sys.stderr)
+    print(f"{usage()}\nsgling: error: {message}", file=sys.stderr)
     return 2
+
+
+def _run(name: str, argv: list[str]) -> int:
+    module = import_module(COMMANDS[name].module)
+    if name == "serve":
+        return module.main(argv, "sgling serve", "model_path")
+    return module.main(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,16 +86,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv:
         return _usage_error("no command")
-    name, rest = argv[0], argv[1:]
-    if name in ("--version", "-V"):
+    if argv[0] in ("--version", "-V"):
         print(f"sgling {__version__}")
         return 0
-    if name in ("--help", "-h"):
-        print(USAGE)
+    if argv[0] in ("--help", "-h"):
+        print(usage())
         return 0
-    if name not in COMMANDS:
-        return _usage_error(f"unknown command {name!r}")
-    return COMMANDS[name](rest)
+    for words in (2, 1):
+        name = " ".join(argv[:words])
+        if name in COMMANDS:
+            return _run(name, argv[words:])
+    kinds = [name.split()[1] for name in COMMANDS if name.startswith(f"{argv[0]} ")]
+    if kinds:
+        given = f"has no kind {argv[1]!r}" if len(argv) > 1 else "needs a kind"
+        return _usage_error(f"{argv[0]} {given}: {', '.join(kinds)}")
+    return _usage_error(f"unknown command {argv[0]!r}")
 
 
 if __name__ == "__main__":

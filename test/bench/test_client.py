@@ -4,21 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 
 import pytest
 
+from bench.scripted_server import chunk, paced_answer, with_server
 from sgling.bench import serving
-from sgling.bench.client import GenerateOptions, RequestResult, native_body, read_stream, run_request
+from sgling.bench.backends import (
+    BACKENDS,
+    ChatReader,
+    NativeReader,
+    OpenAIReader,
+    RequestOptions,
+    chat_body,
+    completions_body,
+    native_body,
+)
 from sgling.bench.datasets import Prompt
 from sgling.bench.http_stream import HttpStatusError, fetch, stream_lines
+from sgling.bench.load import Load, fill_cache, run_load
+from sgling.bench.metrics import compute_metrics
+from sgling.bench.progress import Progress
+from sgling.bench.result import RequestResult
+from sgling.bench.target import BenchError, HttpTarget, read_stream
+from sgling.srt.config import bench_args
 from sgling.srt.config.bench_args import BenchServingArgs
 
-
-def chunk(text: str, tokens: int, finished: bool = False, **meta) -> bytes:
-    reason = {"type": "length", "length": tokens} if finished else None
-    meta = {"completion_tokens": tokens, "prompt_tokens": 3, "finish_reason": reason, **meta}
-    return b"data: " + json.dumps({"text": text, "output_ids": [], "meta_info": meta}).encode()
+PROMPT, OPTIONS = Prompt([1], None, 2), RequestOptions()
 
 
 async def replay(*lines: bytes):
@@ -26,10 +37,10 @@ async def replay(*lines: bytes):
         yield line
 
 
-def read(times: list[float], *lines: bytes) -> RequestResult:
+def read(times: list[float], *lines: bytes, reader=NativeReader, tokenizer=None) -> RequestResult:
     """Read lines that arrive at the given times."""
     result = RequestResult(3, 8, start=10.0)
-    asyncio.run(read_stream(replay(*lines), result, iter(times).__next__))
+    asyncio.run(read_stream(replay(*lines), result, reader(result, tokenizer), iter(times).__next__))
     return result
 
 
@@ -64,7 +75,7 @@ def test_error_line():
 
 def test_body_is_what_upstream_sends():
     prompt = Prompt([1, 2], None, 5)
-    assert native_body(prompt, GenerateOptions("u", extra={"rid": "x"})) == {
+    assert native_body(prompt, RequestOptions(extra={"rid": "x"})) == {
         "input_ids": [1, 2],
         "sampling_params": {"temperature": 0.0, "max_new_tokens": 5, "ignore_eos": True},
         "stream": True,
@@ -74,52 +85,10 @@ def test_body_is_what_upstream_sends():
         "logprob_start_len": -1,
         "rid": "x",
     }
-    body = native_body(prompt._replace(text="hi"), GenerateOptions("u", top_p=0.5))
+    body = native_body(prompt._replace(text="hi"), RequestOptions(top_p=0.5))
     assert body["text"] == "hi"
     assert body["sampling_params"]["top_p"] == 0.5
     assert "input_ids" not in body
-
-
-class ScriptedServer:
-    """Answers by path: a status and pieces of a body; counts what it was asked."""
-
-    def __init__(self, answers: dict[str, tuple[int, list[bytes]]]):
-        self.answers = answers
-        self.asked: list[tuple[str, dict | None]] = []
-        self.running = self.peak = 0
-        self.authorization: set[str] = set()
-
-    async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        fields = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if line)
-        body = await reader.readexactly(int(fields.get("Content-Length", 0)))
-        path = head.split()[1].split("?")[0]
-        self.asked.append((path, json.loads(body) if body else None))
-        self.authorization.add(fields.get("Authorization", ""))
-        self.running += 1
-        self.peak = max(self.peak, self.running)
-        status, pieces = self.answers.get(path, (404, [b"{}"]))
-        writer.write(f"HTTP/1.1 {status} X\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
-        for piece in pieces:
-            writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
-            await writer.drain()
-            await asyncio.sleep(0.001)
-        writer.write(b"0\r\n\r\n")
-        await writer.drain()
-        self.running -= 1
-        writer.close()
-
-
-def with_server(answers: dict, use: Callable):
-    """Run ``await use(url, server)`` against a scripted server."""
-
-    async def body():
-        scripted = ScriptedServer(answers)
-        async with await asyncio.start_server(scripted.handle, "127.0.0.1", 0) as server:
-            port = server.sockets[0].getsockname()[1]
-            return await use(f"http://127.0.0.1:{port}", scripted)
-
-    return asyncio.run(body())
 
 
 ANSWER = [chunk("a", 1) + b"\n\n", chunk("ab", 2, True, spec_verify_ct=1, spec_num_correct_drafts=0) + b"\n\ndata: "]
@@ -148,7 +117,7 @@ def test_lines_are_put_together_across_pieces():
 )
 def test_failures_are_recorded(answer, error):
     async def use(url, _server):
-        return await run_request(Prompt([1], None, 2), GenerateOptions(url))
+        return await HttpTarget(url).request(PROMPT, OPTIONS)
 
     result = with_server({"/generate": answer}, use)
     assert not result.success
@@ -160,7 +129,7 @@ def test_refused_connection_is_a_failure():
         return url
 
     dead = with_server({}, use)
-    result = asyncio.run(run_request(Prompt([1], None, 2), GenerateOptions(dead)))
+    result = asyncio.run(HttpTarget(dead).request(PROMPT, OPTIONS))
     assert not result.success
     assert "ConnectionRefusedError" in result.error
 
@@ -176,8 +145,7 @@ def test_status_errors_of_plain_calls():
 
 def test_no_more_than_the_asked_concurrency():
     async def use(url, server):
-        args = BenchServingArgs.from_cli(["--base-url", url, "--max-concurrency", "3"])
-        results = await serving.run_load(args, [Prompt([1], None, 2)] * 12, GenerateOptions(url))
+        results = await run_load(HttpTarget(url), [PROMPT] * 12, OPTIONS, Load(3))
         return server.peak, results
 
     peak, results = with_server({"/generate": (200, ANSWER)}, use)
@@ -209,6 +177,8 @@ def test_the_whole_command(tmp_path, monkeypatch, capsys):
     status, server = with_server(answers, use)
     assert status == 0
     order = ["/v1/models", "/model_info", "/generate", "/flush_cache", *["/generate"] * 3, "/server_info"]
+    # before the flush and the run, our client also reads which device it measures and the counters it starts from
+    order[2:2], order[5:5] = ["/server_info"], ["/server_info"]
     assert [path for path, _ in server.asked] == order
     assert server.authorization == {"Bearer key"}
     record = json.loads((tmp_path / "out.jsonl").read_text())
@@ -223,8 +193,171 @@ def test_no_server(capsys):
     assert "no server at http://127.0.0.1:9" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flags", ["--num-prompts 0", "--random-range-ratio 2", "--backend vllm", "--sead 1"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--num-prompts 0",
+        "--random-range-ratio 2",
+        "--backend trt",
+        "--sead 1",
+        "--dataset-name sharegpt",
+        "--header nothing",
+        "--backend sglang-oai-chat --tokenize-prompt",
+    ],
+)
 def test_usage_errors(flags):
     with pytest.raises(SystemExit) as caught:
         BenchServingArgs.from_cli(flags.split())
     assert caught.value.code == 2
+
+
+def oai(choice: dict | None, tokens: int | None = None, **extra) -> bytes:
+    usage = None if tokens is None else {"prompt_tokens": 3, "completion_tokens": tokens}
+    return b"data: " + json.dumps({"choices": [choice] if choice else [], "usage": usage, **extra}).encode()
+
+
+def test_completions_count_tokens_by_usage():
+    lines = [
+        oai({"text": "a", "finish_reason": None}, 1),
+        oai({"text": "bcd", "finish_reason": None}, 4),
+        oai({"text": "", "finish_reason": "length"}, 4),
+        oai(None, sglext={"spec_tokens_details": {"verify_ct": 1, "num_correct_drafts": 2}}),
+        oai(None, 4),
+        b"data: [DONE]",
+    ]
+    result = read([10.5, 10.8, 10.9, 10.9, 10.9, 11.0], *lines, reader=OpenAIReader)
+    result.judge()
+    assert (result.success, result.text, result.output_len, result.len_estimated) == (True, "abcd", 4, False)
+    assert result.ttft == pytest.approx(0.5)
+    assert result.itl == pytest.approx([0.1, 0.1, 0.1])
+    assert compute_metrics([result], 1.0).speculation.accept_length == 3
+
+
+class Letters:
+    """One token per character."""
+
+    vocab_size = 26
+
+    def encode(self, text):
+        return [ord(letter) for letter in text]
+
+
+def test_without_usage_the_length_is_an_estimate_and_says_so():
+    lines = [oai({"text": "a", "finish_reason": None}), oai({"text": "bcd", "finish_reason": "stop"}), b"data: [DONE]"]
+    result = read([10.5, 10.8, 10.8], *lines, reader=OpenAIReader, tokenizer=Letters())
+    assert (result.output_len, result.len_estimated) == (4, True)  # not the eight that were asked for
+    assert result.itl == pytest.approx([0.1, 0.1, 0.1])
+
+
+def delta(**fields) -> dict:
+    return {"delta": fields, "finish_reason": None}
+
+
+def test_chat_counts_reasoning_content_and_calls_as_output():
+    call = {"index": 0, "function": {"name": "add", "arguments": ""}}
+    rest = {"index": 0, "function": {"name": None, "arguments": '{"a": 1}'}}
+    lines = [
+        oai(delta(role="assistant", content="", reasoning_content=None), 1),
+        oai(delta(reasoning_content="hm"), 2),
+        oai(delta(content="ok", reasoning_content=None), 3),
+        oai(delta(tool_calls=[call]), 5),
+        oai(delta(tool_calls=[rest]), 6),
+        oai({"delta": {}, "finish_reason": "tool_calls"}, 6),
+    ]
+    result = read([10.1, 10.2, 10.3, 10.5, 10.6, 10.6], *lines, reader=ChatReader)
+    assert result.ttft == pytest.approx(0.2)  # a role is no token
+    assert (result.reasoning, result.text, result.output_len) == ("hm", "ok", 6)
+    assert result.tool_calls == [{"name": "add", "arguments": '{"a": 1}'}]
+    assert sum(result.itl) == pytest.approx(0.4)
+
+
+def test_openai_bodies():
+    prompt = Prompt([1], "hi", 5, tools=[{"type": "function"}], template_kwargs={"enable_thinking": False})
+    body = completions_body(prompt, RequestOptions(extra={"stream_options": None}))
+    assert body == {
+        "model": "default", "prompt": "hi", "max_tokens": 5, "temperature": 0.0, "stream": True, "ignore_eos": True,
+    }  # fmt: skip
+    body = chat_body(prompt, RequestOptions(ignore_eos=False))
+    assert body["messages"] == [{"role": "user", "content": "hi"}]
+    assert (body["max_completion_tokens"], body["tools"]) == (5, prompt.tools)
+    assert body["chat_template_kwargs"] == {"enable_thinking": False}
+    with pytest.raises(ValueError, match="token ids"):
+        chat_body(Prompt([1], None, 5), OPTIONS)
+
+
+def test_backends_are_those_of_the_flag():
+    assert tuple(BACKENDS) == bench_args.BACKENDS
+
+
+def test_one_shot_answers_have_no_token_times():
+    lines = [chunk("abc", 3, True).removeprefix(b"data: ")]
+    result = read([10.5], *lines)
+    result.streamed = False
+    result.judge()
+    metrics = compute_metrics([result], 1.0)
+    assert metrics.e2e_latency.mean == pytest.approx(500)
+    assert metrics.ttft.mean is metrics.tpot.mean is None
+
+
+def test_warm_runs_fill_the_cache_with_every_prompt():
+    async def use(url, server):
+        await fill_cache(HttpTarget(url), [PROMPT] * 3, OPTIONS, Load(1))
+        return [body["sampling_params"]["max_new_tokens"] for _, body in server.asked]
+
+    assert with_server({"/generate": (200, ANSWER)}, use) == [1, 1, 1]
+
+    async def fails(url, _server):
+        await fill_cache(HttpTarget(url), [PROMPT], OPTIONS, Load(1))
+
+    with pytest.raises(BenchError, match="HTTP 500"):
+        with_server({"/generate": (500, [b"broken"])}, fails)
+
+
+def test_figures_of_a_paced_server_are_those_it_kept():
+    """Fixed pacing: TPOT, ITL and TTFT within 1 % of the moments the server sent at, accept length exact."""
+    runs = [3, 1, 4, 2, 3, 1, 4, 2]
+
+    async def use(url, server):
+        results = await run_load(HttpTarget(url), [PROMPT] * 3, OPTIONS, Load(1))
+        return results, server.sent
+
+    pieces = paced_answer(runs, pause=0.03, first_pause=0.2)
+    results, sent = with_server({"/generate": (200, pieces)}, use)
+    metrics = compute_metrics(results, 1.0)
+    kept = sum(times[-1] - times[0] for times in sent) / len(sent) / sum(runs) * 1000
+    assert metrics.tpot.mean == pytest.approx(kept, rel=0.01)
+    assert metrics.itl.mean == pytest.approx(kept, rel=0.01)
+    first = sum(times[0] - result.start for times, result in zip(sent, results, strict=True)) / 3 * 1000
+    assert metrics.ttft.mean == pytest.approx(first, rel=0.01)
+    assert metrics.speculation.accept_length == sum(runs) / len(runs)
+
+
+def test_progress_line():
+    now = iter([0.0, 11.0, 11.5]).__next__
+
+    class Terminal:
+        text = ""
+
+        def isatty(self):
+            return False
+
+        def write(self, text):
+            self.text += text
+
+        def flush(self):
+            pass
+
+    terminal = Terminal()
+    progress = Progress(2, stream=terminal, clock=now)
+    progress.add(RequestResult(1, 1, success=True, output_len=11))
+    assert terminal.text == "[###############---------------] 1/2 requests, 1.0 tok/s\n"
+    progress.add(RequestResult(1, 1, error="x"))  # too soon for another line
+    assert terminal.text.count("\n") == 1
+    assert "1 failed" in progress.line(12.0)
+
+
+def test_a_cpu_server_gets_a_small_run():
+    args = BenchServingArgs.from_cli(["--num-prompts", "3"])
+    small, full = (serving.with_scale(args, info) for info in ({"device": "cpu"}, {"device": "cuda"}))
+    assert (small.num_prompts, small.random_input_len) == (3, bench_args.CPU_SCALE[1])
+    assert (full.num_prompts, full.random_input_len, full.random_output_len) == (3, 1024, 1024)

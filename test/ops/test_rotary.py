@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from sgling_kernel.rotary import apply_rope, rope_table
+from sgling_kernel.rotary import apply_rope, reference, rope_table
 
 THETA = 6e6
 
@@ -25,6 +25,18 @@ def test_rope_rotates_interleaved_pairs_like_complex_multiplication(shape):
     positions = torch.tensor([0, 1, 7, 100, 1000])
     out = apply_rope(x, positions, rope_table(1001, shape[-1], THETA))
     torch.testing.assert_close(out.double(), _complex_oracle(x, positions), atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("heads", "dim"), [(1, 2), (3, 8), (1, 32), (5, 32), (65, 64)])
+def test_rope_on_a_cpu_gives_the_bits_of_the_reference_for_slices_of_any_alignment(heads, dim, dtype):
+    wide = torch.randn(9, heads * dim + 3, generator=torch.Generator().manual_seed(4)).to(dtype)
+    positions, table = torch.arange(9) * 911, rope_table(8000, dim, THETA)
+    for start in (0, 1, 3):
+        x = wide[:, start : start + heads * dim].unflatten(-1, (heads, dim))
+        want = reference.apply_rope(x, positions, table)
+        assert torch.equal(apply_rope(x, positions, table), want)
+        assert torch.equal(apply_rope(x[4:5].clone(), positions[4:5], table), want[4:5])
 
 
 def test_rope_at_position_zero_is_the_identity():

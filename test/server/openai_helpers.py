@@ -17,6 +17,7 @@ from server.live_server import LiveServer
 from server.serving_helpers import small_tokenizer
 from sgling.srt.managers.finish import FinishChecker
 from sgling.srt.managers.io_struct import FinishReason, RequestOutput, SchedulerReady, TokenizedGenerateReqInput
+from sgling.srt.managers.text_codec import TextCodec
 
 CONTEXT_LEN = 2048
 MARKUP = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<role>", "</role>"]
@@ -43,7 +44,7 @@ class ScriptedRequest(FakeRequest):
         self.run = run
         room, asked = CONTEXT_LEN - len(recv.input_ids), recv.sampling_params.max_new_tokens
         self.limit = room if asked is None else min(asked, room)
-        self.checker = FinishChecker(recv.sampling_params, self.limit, frozenset([end]), tokenizer)
+        self.checker = FinishChecker(recv.sampling_params, self.limit, frozenset([end]), TextCodec(tokenizer))
 
     def step(self) -> RequestOutput:
         """The next increment."""

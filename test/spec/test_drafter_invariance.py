@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import itertools
-import random
 from typing import NamedTuple
 
 import pytest
 
 from model.tiny_model import write_tiny_checkpoint
-from spec.harness import Harness, Oracle, Outcome, random_drafter, random_prompt, request
+from spec.harness import Harness, Oracle, Outcome, random_drafter
+from spec.invariance import FEATURES, VOCAB, pairwise, plain_answers, prompts_of, tight_pool
 
-VOCAB = 512
-FEATURES = {
-    "greedy": {},
-    "seeded": {"temperature": 1.0, "top_p": 0.9, "top_k": 40},
-    "penalties": {"frequency_penalty": 0.8, "presence_penalty": 0.4, "repetition_penalty": 1.2},
-    "bias": {"logit_bias": {7: 6.0, 9: -100.0}, "temperature": 0.8},
-    "min_p": {"min_p": 0.2, "temperature": 1.3},
-    "min_tokens": {"min_new_tokens": 9, "ignore_eos": False, "logit_bias": {2: 100.0}},
-    "retraction": {"temperature": 0.7, "presence_penalty": 0.5, "max_new_tokens": 40},
-}
 AXES = {
     "width": tuple(range(1, 9)),
     "rollback": ("replay", "staged"),
@@ -42,62 +32,25 @@ class Case(NamedTuple):
     overlap: bool
 
 
-def pairwise_cases() -> list[Case]:
-    """A small set of cases in which every pair of values of any two axes occurs."""
-    rng = random.Random(0)
-    everything = [Case(*values) for values in itertools.product(*AXES.values())]
-    open_pairs = {pair for case in everything for pair in _pairs(case)}
-    chosen = []
-    while open_pairs:
-        best = max(rng.sample(everything, 200), key=lambda case: len(open_pairs.intersection(_pairs(case))))
-        covered = open_pairs.intersection(_pairs(best))
-        if covered:
-            chosen.append(best)
-            open_pairs -= covered
-    return chosen
-
-
-def _pairs(case: Case):
-    return itertools.combinations(enumerate(case), 2)
-
-
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
     return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), seed=3)
 
 
-def prompts_of(feature: str, batch: int):
-    return [
-        request(f"r{'x' * i}", random_prompt(11 + 23 * i, seed=i, vocab=VOCAB), **FEATURES[feature])
-        for i in range(batch)
-    ]
-
-
 @pytest.fixture(scope="module")
 def plain(model_dir):
-    """Ids of plain decoding, one request at a time, whole prompts: the oracle of every case."""
-    truth = {}
-    for feature in FEATURES:
-        harness = Harness(model_dir, speculative_algorithm="none", chunked_prefill_size=-1)
-        for item in prompts_of(feature, max(AXES["batch"])):
-            outcome = harness.run(item)[item.rid]
-            truth[feature, item.rid] = (len(item.input_ids), outcome.ids)
-    return truth
+    return plain_answers(model_dir)
 
 
 def run_case(model_dir, plain, case: Case) -> dict[str, Outcome]:
     requests = prompts_of(case.feature, case.batch)
-    pool = {}
-    if case.feature == "retraction":  # room for about one and a half of the longest request
-        longest = max(len(item.input_ids) for item in requests) + 40
-        pool = {"max_total_tokens": 3 * longest // 2 + 6 * case.width}
     harness = Harness(
         model_dir,
         speculative_num_steps=case.width - 1,
         linear_rollback=case.rollback,
         chunked_prefill_size=case.chunk,
         disable_overlap_schedule=not case.overlap,
-        **pool,
+        **tight_pool(case.feature, requests, case.width),
     )
     truth = {item.rid: plain[case.feature, item.rid] for item in requests}
     drafter = {
@@ -113,7 +66,7 @@ def run_case(model_dir, plain, case: Case) -> dict[str, Outcome]:
     return outcomes
 
 
-@pytest.mark.parametrize("case", pairwise_cases(), ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize("case", [Case(*values) for values in pairwise(AXES)], ids=lambda case: "-".join(map(str, case)))
 def test_output_equals_plain_decoding(model_dir, plain, case):
     run_case(model_dir, plain, case)
 

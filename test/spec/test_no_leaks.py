@@ -46,7 +46,7 @@ def test_mixed_traffic_leaves_everything_free(model_dir, page_size, overlap):
         disable_overlap_schedule=not overlap,
     )
     before = (harness.core.resources.kv.available, harness.core.resources.rows.available)
-    total = 250
+    total = 125  # four variants: 500 requests
     for index in range(total):
         harness.send(mixed_request(rng, index))
         for _ in range(rng.randrange(3)):

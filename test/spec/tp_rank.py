@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 from spec.harness import Harness, random_prompt, request
 
@@ -36,4 +37,5 @@ def rank_main(rank: int, port: int, model_dir: str, kwargs: dict, out: str) -> N
             harness.step()
     with open(f"{out}/{rank}.json", "w", encoding="utf-8") as file:
         json.dump(result, file)
-    parallel.close()
+    parallel.barrier()
+    os._exit(0)  # as scheduler processes end: the model still holds the group, whose threads cannot be torn down in order

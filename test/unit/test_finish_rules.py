@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 import sgling
 from sgling.srt.managers.finish import FinishChecker
+from sgling.srt.managers.text_codec import TextCodec
 from sgling.srt.sampling.sampling_params import SamplingParams
 
 PICO = Path(sgling.__file__).parent / "assets" / "ling3-pico"
@@ -23,7 +24,7 @@ def tokenizer() -> Tokenizer:
 def run(tokenizer, text: str = TEXT, limit: int = 10_000, eos=frozenset(), **params):
     """(decoded text through the stop, reason) of a request whose model emits ``text``."""
     ids = tokenizer.encode(text).ids
-    checker = FinishChecker(SamplingParams(**params), limit, eos, tokenizer)
+    checker = FinishChecker(SamplingParams(**params), limit, eos, TextCodec(tokenizer))
     for count, token in enumerate(ids, 1):
         reason = checker.check(token, count)
         if reason is not None:

@@ -183,13 +183,13 @@ def test_values_that_ask_for_nothing_are_accepted(line):
 
 def test_hints_are_accepted_with_a_notice(caplog):
     with caplog.at_level(logging.WARNING):
-        args = resolve("--attention-backend fa3 --enable-torch-compile --cuda-graph-bs-decode 1 2 --trust-remote-code")
+        args = resolve("--attention-backend fa3 --enable-torch-compile --cuda-graph-bs-prefill 1 2 --trust-remote-code")
     assert args.attention_backend == "fa3"
-    assert args.cuda_graph_bs_decode == [1, 2]
+    assert args.cuda_graph_bs_prefill == [1, 2]
     assert [notice.split(" accepted")[0] for notice in args.notices] == [
         "--attention-backend fa3",
         "--enable-torch-compile",
-        "--cuda-graph-bs-decode [1, 2]",
+        "--cuda-graph-bs-prefill [1, 2]",
     ]
     assert all(notice in caplog.text for notice in args.notices)
     assert resolve("--disable-radix-cache --trust-remote-code").notices == ()

@@ -96,8 +96,8 @@ def allowed(source: str, target: str) -> bool:
         return True
     if source in LEAVES:
         return False
-    if source == "bench":  # public interfaces only
-        return target in (*LEAVES, "root")
+    if source == "bench":  # public interfaces, the chat format, and the generator's prompts with their judges
+        return target in (*LEAVES, "root", "parser", "training")
     if source == "training":  # has its own forward; shares the chat format and what lies below the serving runtime
         return target in (*LEAVES, "parser", "root") or LEVEL.get(target, -1) > LEVEL["speculative"]
     if source == "kernel":

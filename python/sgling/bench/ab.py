@@ -2,9 +2,9 @@
 
 TPOT alone mixes the runtime with the luck of the drafts; peaks are maxima over a one-second grid and wander with its
 phase. Neither decides here. Intervals are percentile bootstraps over blocks of neighbouring requests (they share the
-machine's mood), over runs where a side has several, and paired where both sides answered the same prompts. A side with a
-single run of its own cannot show how it would differ from its next run; there the drift seen inside the runs widens the
-interval.
+machine's mood), over runs where a side has several, and paired where both sides answered the same prompts. A side with
+a single run of its own cannot show how it would differ from its next run; there the drift seen inside the runs widens
+the interval.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class Comparison(NamedTuple):
 
     Attributes:
         paired: both sides answered the same prompts in the same order.
-        drift: how far the comparison moves between the halves of the runs, added to the step interval; 0 where runs or pairing tell more.
+        drift: how far the comparison moves between the halves of the runs; widens ``tpot`` and ``step``. 0 where
+            several runs or interleaving show more.
     """
 
     a: Figures
@@ -222,9 +223,11 @@ def verdict(result: Comparison, min_effect: float) -> Verdict:
         outcome = "slower" if effect > 0 else "faster"
         text = f"B is {outcome}: its step takes {abs(effect):.1%} {'more' if effect > 0 else 'less'} time"
     elif width <= max(2 * min_effect, 0.02):
-        outcome, text = "same", f"no difference: {effect:+.1%} is noise, and anything above {width:.1%} would have shown"
+        outcome = "same"
+        text = f"no difference: {effect:+.1%} is noise, and anything above {width:.1%} would have shown"
     else:
-        outcome, text = "undecided", f"undecided: {effect:+.1%} is inside the noise, which hides anything below {width:.1%}"
+        outcome = "undecided"
+        text = f"undecided: {effect:+.1%} is inside the noise, which hides anything below {width:.1%}"
     if changed:
         text += f"; accept length changed by {result.accept.value:+.2f}: this is not a runtime-only change"
     return Verdict(outcome, text, changed)
@@ -247,5 +250,7 @@ def format_comparison(result: Comparison, decided: Verdict) -> str:
         f"{'step time (ms)':22}{a.step:>10.3f}{b.step:>10.3f}   {percent(result.step)}",
     ]
     if result.drift:
-        lines.append(f"one run per side: widened by the drift inside the runs, {result.drift:.1%}; interleave to see less")
+        lines.append(
+            f"one run per side: widened by the drift inside the runs, {result.drift:.1%} (interleave for less)"
+        )
     return "\n".join([*lines, f"verdict: {decided.text}"])

@@ -75,7 +75,7 @@ def _compare_records(args: AbArgs) -> Comparison:
     (a, first), (b, second) = read_runs(args.a), read_runs(args.b)
     difference = workload_difference(first, second)
     if difference and not args.different_workloads:
-        raise BenchError(f"the records are of different workloads: {difference} (--different-workloads compares anyway)")
+        raise BenchError(f"records of different workloads: {difference} (--different-workloads compares them anyway)")
     paired = not difference and same_prompts(first, second)
     return compare(a, b, paired, interleaved=False, resamples=args.resamples)
 

@@ -210,9 +210,10 @@ def output_path(args: BenchServingArgs, now: datetime) -> Path:
     """Where the record goes: ``--output-file``, else upstream's ``{backend}_{MMDD}_{num}_{in}_{out}.jsonl``."""
     if args.output_file:
         return Path(args.output_file)
-    if args.dataset_name.startswith("random"):
-        return Path(f"{args.backend}_{now:%m%d}_{args.num_prompts}_{args.random_input_len}_{args.random_output_len}.jsonl")
-    return Path(f"{args.backend}_{now:%m%d}_{args.num_prompts}_{args.dataset_name}.jsonl")
+    kind = args.dataset_name
+    if kind.startswith("random"):
+        kind = f"{args.random_input_len}_{args.random_output_len}"
+    return Path(f"{args.backend}_{now:%m%d}_{args.num_prompts}_{kind}.jsonl")
 
 
 def append_record(path: Path, record: dict) -> None:

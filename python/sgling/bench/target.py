@@ -14,7 +14,7 @@ from sgling.bench.http_stream import HttpStatusError, fetch, stream_lines
 from sgling.bench.result import RequestResult
 from sgling.bench.tokenizer import BenchTokenizer
 
-_ENGINE_FIELDS = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num")
+_ENGINE_FIELDS = ("sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num", "speculative")
 _FAILURES = (OSError, EOFError, HttpStatusError, ValueError, KeyError)
 
 

@@ -22,7 +22,8 @@ RANDOM_LABEL = "random prompts: accept length is a property of the workload, not
 def with_scale(args: BenchServingArgs, server_info: dict) -> BenchServingArgs:
     """Fill in counts and lengths the command line left open: upstream's, or a small run for a server on a CPU."""
     on_cpu = server_info.get("device") == "cpu"
-    scale = dict(zip(("num_prompts", "random_input_len", "random_output_len"), CPU_SCALE if on_cpu else GPU_SCALE, strict=True))
+    names = ("num_prompts", "random_input_len", "random_output_len")
+    scale = dict(zip(names, CPU_SCALE if on_cpu else GPU_SCALE, strict=True))
     missing = {name: value for name, value in scale.items() if getattr(args, name) is None}
     used = [name for name in missing if args.is_random or name == "num_prompts"]
     if used and on_cpu:

@@ -100,6 +100,6 @@ def kda_prefill(
     if dispatch.use_triton(qkv):
         from sgling_kernel.kda import gpu
 
-        if gpu.why_not_chunk_kda(qkv, p) is None:
+        if dispatch.usable("kda.chunk", gpu.why_not_chunk_kda(qkv, p)):
             return gpu.kda_prefill(*args)
     return cpu.kda_prefill(*args)

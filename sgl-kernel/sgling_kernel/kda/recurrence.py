@@ -56,9 +56,8 @@ def short_conv(rows: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype) -> 
 
     rows [B, W+3, C] model dtype, weight [C, 4] fp32 -> [B, W, C], computed in ``dtype``, rounded to the model dtype.
     """
-    windows = rows.to(dtype).unfold(1, 4, 1).transpose(2, 3)
-    oldest, second, third, newest = (windows * weight.t().contiguous()).unbind(2)
-    return silu((oldest + second).add_(third).add_(newest)).to(rows.dtype)
+    windows = rows.to(dtype).unfold(1, 4, 1)
+    return silu((windows * weight).sum(-1)).to(rows.dtype)
 
 
 def gates(f: torch.Tensor, b: torch.Tensor, p: KDAParams, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -98,7 +97,7 @@ def row_inputs(
 
 def step_inputs(k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> StepInputs:
     """Shape the operands of the recurrence: normalised k and v [B, W, H, K|V], log-decay g, beta [B, W, H]."""
-    return StepInputs(k.unsqueeze(-2), v.unsqueeze(-1), g.exp().unsqueeze(-2), beta[..., None, None])
+    return StepInputs(k.unsqueeze(-2), v.unsqueeze(-1), g.exp().unsqueeze(-2), beta.unsqueeze(-1).unsqueeze(-1))
 
 
 def delta_step(
@@ -107,35 +106,36 @@ def delta_step(
     v: torch.Tensor,
     decay: torch.Tensor,
     beta: torch.Tensor,
+    after: torch.Tensor,
     scratch: torch.Tensor,
 ) -> None:
-    """One token of the delta rule, in place: S ← S·e^g; u = β(v − S k̂); S ← S + u k̂ᵀ.
+    """One token of the delta rule: S' = S·e^g; u = β(v − S' k̂); after = S' + u k̂ᵀ.
 
-    The only place where this order is written down. state [B, H, V, K], contiguous; the others are one step of
-    ``StepInputs``; ``scratch`` is shaped like the state and holds junk afterwards.
+    The only place where this order is written down. state, after [B, H, V, K] (``after`` is written, ``state`` read);
+    k, v, decay, beta are one step of ``StepInputs``; ``scratch`` is shaped like the state and holds junk afterwards.
     """
-    state.mul_(decay)
-    torch.mul(state, k, out=scratch)
+    torch.mul(state, decay, out=after)
+    torch.mul(after, k, out=scratch)
     update = (v - torch.sum(scratch, -1, True)).mul_(beta)
-    state.addcmul_(update, k)
+    after.addcmul_(update, k)
 
 
-def advance(state: torch.Tensor, steps: StepInputs) -> Iterator[torch.Tensor]:
-    """Run W steps in place; yields a scratch tensor shaped like the state each time ``state`` is one row further."""
+def advance(state: torch.Tensor, steps: StepInputs) -> torch.Tensor:
+    """States after each of the W rows, [B, W, H, V, K]; ``state`` [B, H, V, K] is left as it is."""
+    states = state.new_empty(state.shape[0], steps.k.shape[1], *state.shape[1:])
     scratch = torch.empty_like(state)
-    for operands in steps.per_step():
-        delta_step(state, *operands, scratch)
-        yield scratch
+    for after, operands in zip(states.unbind(1), steps.per_step(), strict=True):
+        delta_step(state, *operands, after, scratch)
+        state = after
+    return states
 
 
-def run_rows(state: torch.Tensor, inputs: RowInputs) -> Iterator[torch.Tensor]:
-    """Run the W rows of ``inputs`` on state [B, H, V, K] in place; yields o = S q̂ [B, H, V] of each updated state.
+def run_rows(state: torch.Tensor, inputs: RowInputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """Run the W rows of ``inputs`` from ``state`` [B, H, V, K]: (states [B, W, H, V, K], o = S q̂ [B, W, H, V]).
 
-    q̂ is scaled by K^(-1/2) after the normalisation. o is not rounded yet.
+    q̂ is scaled by K^(-1/2) after the normalisation; row j reads the state after row j. o is not rounded yet.
     """
     dtype, dim = state.dtype, state.shape[-1]
     q, k = l2_normalize(inputs.qkv[:, :, :2].to(dtype)).unbind(2)
-    queries = (q * dim**-0.5).unsqueeze(-2).unbind(1)
-    steps = step_inputs(k, inputs.qkv[:, :, 2].to(dtype), inputs.g, inputs.beta)
-    for query, scratch in zip(queries, advance(state, steps), strict=True):
-        yield torch.mul(state, query, out=scratch).sum(-1)
+    states = advance(state, step_inputs(k, inputs.qkv[:, :, 2].to(dtype), inputs.g, inputs.beta))
+    return states, (states * q.mul_(dim**-0.5).unsqueeze(-2)).sum(-1)

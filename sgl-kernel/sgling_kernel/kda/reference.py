@@ -26,11 +26,10 @@ def kda_decode(
     -> o [bs, H, V] in the dtype of qkv. Several rows may name slot 0.
     """
     inputs = row_inputs(qkv, f, b, p, conv_pool.index_select(0, state_slots), state_pool.dtype)
-    state = state_pool.index_select(0, state_slots)
-    (out,) = run_rows(state, inputs)
-    state_pool.index_copy_(0, state_slots, state)
+    states, out = run_rows(state_pool.index_select(0, state_slots), inputs)
+    state_pool.index_copy_(0, state_slots, states.squeeze(1))
     conv_pool.index_copy_(0, state_slots, inputs.rows[:, 1:])
-    return out.to(qkv.dtype)
+    return out.squeeze(1).to(qkv.dtype)
 
 
 def kda_verify_staged(
@@ -49,15 +48,14 @@ def kda_verify_staged(
     qkv [N, C], f [N, H·K], b [N, H], request-major; pools as in decode; ``stage`` is this layer's
     -> o [N, H, V]. Errors: ValueError when ``stage`` holds fewer than ``width`` rows.
     """
+    if stage.state.shape[1] < width:
+        raise ValueError(f"a stage of {stage.state.shape[1]} rows cannot hold a window of {width}")
     inputs = row_inputs(qkv, f, b, p, conv_pool.index_select(0, state_slots), state_pool.dtype)
-    state = state_pool.index_select(0, state_slots)
-    outputs = []
-    for snapshot, out in zip(stage.state[:, :width].unbind(1), run_rows(state, inputs), strict=True):
-        snapshot.index_copy_(0, state_slots, state)
-        outputs.append(out)
+    states, out = run_rows(state_pool.index_select(0, state_slots), inputs)
+    stage.state[:, :width].index_copy_(0, state_slots, states)
     windows = inputs.rows[:, 1:].unfold(1, 3, 1).transpose(2, 3)
     stage.conv[:, :width].index_copy_(0, state_slots, windows)
-    return torch.stack(outputs, 1).to(qkv.dtype).flatten(0, 1)
+    return out.to(qkv.dtype).flatten(0, 1)
 
 
 def check_ring(ring: int, width: int) -> None:
@@ -99,8 +97,8 @@ def kda_verify_replay(
     for store, rows in zip(ring, (qkv, k, v, inputs.g, inputs.beta), strict=True):
         tail = store.shape[2:]
         store.view(-1, *tail).index_copy_(0, entries, rows.reshape(-1, *tail))
-    outputs = torch.stack(tuple(run_rows(state_pool.index_select(0, state_slots), inputs)), 1)
-    return outputs.to(qkv.dtype).flatten(0, 1)
+    _, out = run_rows(state_pool.index_select(0, state_slots), inputs)
+    return out.to(qkv.dtype).flatten(0, 1)
 
 
 def commit_staged(
@@ -134,7 +132,7 @@ def commit_replay(
     """Fold the accepted rows of the ring into the working slot, all layers at once, in verify's expression order.
 
     Pools as in ``commit_staged``, ring with leading Lk; seq_lens is the committed length before the step. Rows at and
-    past accept_len are computed too but land in slot 0, so what their entries hold (NaN included) changes nothing.
+    past accept_len are computed too but never copied, so what their entries hold (NaN included) changes nothing.
     """
     layers, batch = state_pool.shape[0], state_slots.shape[0]
     entries = ring_rows(state_slots, seq_lens, width, ring.x.shape[2])
@@ -150,9 +148,10 @@ def commit_replay(
     steps = step_inputs(
         *(t.view(layers * batch, width, *t.shape[2:]) for t in (l2_normalize(k.to(g.dtype)), v.to(g.dtype), g, beta))
     )
-    for j, _ in enumerate(advance(state.view(-1, *state.shape[2:]), steps)):
-        target = torch.where(accept_lens == j + 1, state_slots, 0)
-        state_pool.index_copy_(1, target, state)
+    states = advance(state.view(-1, *state.shape[2:]), steps)
+    last = torch.arange(batch, device=state_slots.device) * width + (accept_lens - 1).clamp_min(0)
+    target = torch.where(accept_lens > 0, state_slots, 0)
+    state_pool.index_copy_(1, target, states.view(layers, batch * width, *state.shape[2:]).index_select(1, last))
 
 
 def kda_prefill(
@@ -163,7 +162,7 @@ def kda_prefill(
     conv_window: torch.Tensor,
     state: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """T tokens of one request as T decode steps: the oracle of the chunk form, bit-equal to decode.
+    """T tokens of one request as T decode steps: the oracle of the chunk form, bit-equal to decode. Keeps T states.
 
     qkv [T, C], f [T, H·K], b [T, H], conv_window [3, C], state [H, V, K] (fp32; fp64 computes in fp64)
     -> (o [T, H, V], new window, new state); inputs are left as they are. Errors: ValueError for T = 0.
@@ -171,6 +170,5 @@ def kda_prefill(
     if qkv.shape[0] == 0:
         raise ValueError("kda_prefill needs at least one token")
     inputs = row_inputs(qkv, f, b, p, conv_window.unsqueeze(0), state.dtype)
-    state = state.unsqueeze(0).clone()
-    outputs = torch.cat(tuple(run_rows(state, inputs)))
-    return outputs.to(qkv.dtype), inputs.rows[0, -3:].clone(), state[0]
+    states, out = run_rows(state.unsqueeze(0), inputs)
+    return out[0].to(qkv.dtype), inputs.rows[0, -3:].clone(), states[0, -1].clone()

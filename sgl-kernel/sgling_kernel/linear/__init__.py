@@ -27,7 +27,7 @@ def linear(x: Tensor, w: Tensor | PackedWeight) -> Tensor:
     if dispatch.use_triton(x) and dispatch.is_decode_sized(x.shape[0]):
         from sgling_kernel.linear import kernel
 
-        if kernel.why_not_small_m(x, w) is None:
+        if dispatch.usable("linear.small_m", kernel.why_not_small_m(x, w)):
             return kernel.small_m_linear(x, w, x.dtype)
     return reference.linear(x, w)
 
@@ -39,6 +39,8 @@ def linear_fp32(x: Tensor, w: Tensor | PackedWeight) -> Tensor:
     if dispatch.use_triton(x) and dispatch.is_decode_sized(x.shape[0]):
         from sgling_kernel.linear import kernel
 
-        if kernel.why_not_small_m(x, w) is None:
+        if dispatch.usable("linear.small_m", kernel.why_not_small_m(x, w)):
             return kernel.small_m_linear(x, w, torch.float32)
+    if x.is_cuda and x.dtype == torch.bfloat16:
+        return torch.mm(x, w.t(), out_dtype=torch.float32)  # no widened copy of w
     return reference.linear_fp32(x, w)

@@ -26,7 +26,7 @@ class PagedContext(NamedTuple):
 
     def slots(self) -> Tensor:
         """Cache slots int64 [bs, min(kv_bound, Lmax)] in position order; stale beyond seq_len + width."""
-        return self.req_to_token[self.req_pool_indices, : self.kv_bound]
+        return self.req_to_token[:, : self.kv_bound].index_select(0, self.req_pool_indices)
 
     def last_visible(self) -> Tensor:
         """Last position each row sees, int64 [bs, width]."""

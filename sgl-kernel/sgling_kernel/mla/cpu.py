@@ -22,40 +22,45 @@ def mla_decode(q_lat: Tensor, q_pe: Tensor, kv_pool: Tensor, ctx: PagedContext, 
     attended on its own, so neither width nor bs does; otherwise the rows of a request share one product.
     """
     bs, width, heads = ctx.seq_lens.shape[0], ctx.width, q_lat.shape[1]
-    query = (torch.cat((q_lat, q_pe), dim=-1).float() * scale).view(bs, width * heads, -1)
-    slots, last = ctx.slots(), ctx.last_visible()[..., None].expand(-1, -1, heads).flatten(1)
-    slots = F.pad(slots, (0, -slots.shape[1] % SPLIT))
+    query = torch.cat((q_lat, q_pe), dim=-1).float().mul_(scale).view(bs, width, heads, -1)
+    slots, last = ctx.slots(), ctx.last_visible()
+    if slots.shape[1] % SPLIT:
+        slots = F.pad(slots, (0, -slots.shape[1] % SPLIT))
     if fixed_row_count() is not None:
-        query = query.view(bs * width, heads, -1)
+        query, last = query.view(bs * width, 1, heads, -1), last.view(bs * width, 1)
         slots = slots.repeat_interleave(width, dim=0)
-        last = last.view(bs * width, heads)
     at_once = max(1, _POSITIONS_AT_ONCE // slots.shape[1])
     groups = zip(query.split(at_once), slots.split(at_once), last.split(at_once), strict=True)
     out = [_attend(q, kv_pool, slot, bound, q_lat.shape[-1]) for q, slot, bound in groups]
-    return torch.cat(out).view(bs * width, heads, -1).to(q_lat.dtype)
+    return (out[0] if len(out) == 1 else torch.cat(out)).view(bs * width, heads, -1).to(q_lat.dtype)
 
 
 def _attend(query: Tensor, kv_pool: Tensor, slots: Tensor, last: Tensor, latent: int) -> Tensor:
-    """Attend G groups of M rows over L positions each.
+    """Attend G groups of W rows over L positions each.
 
-    query fp32 [G, M, D] already scaled, slots int64 [G, L], last visible position int64 [G, M] -> fp32 [G, M, latent].
+    query fp32 [G, W, H, D] already scaled, slots int64 [G, L], last visible position int64 [G, W]
+    -> fp32 [G, W * H, latent].
 
     Values that are not finite count as zero: a row that sees one has a NaN score already, and one that does not is
     left alone by it.
     """
-    groups, rows, _ = query.shape
-    splits = slots.shape[1] // SPLIT
-    kv = kv_pool.index_select(0, slots.flatten()).float().view(groups * splits, SPLIT, -1)
-    per_split = query[:, None].expand(-1, splits, -1, -1).reshape(groups * splits, rows, -1)
-    scores = torch.bmm(per_split, kv.transpose(1, 2)).view(groups, splits, rows, SPLIT)
-    position = torch.arange(splits * SPLIT, device=query.device).view(splits, 1, SPLIT)
-    scores.masked_fill_(position > last[:, None, :, None], -torch.inf)
+    groups, width, heads, dim = query.shape
+    splits, rows = slots.shape[1] // SPLIT, width * heads
+    kv = kv_pool.index_select(0, slots.view(-1)).float().view(groups * splits, SPLIT, dim)
+    per_split = query.view(groups, 1, rows, dim).expand(-1, splits, -1, -1).reshape(groups * splits, rows, dim)
+    scores = torch.bmm(per_split, kv.transpose(1, 2)).view(groups, splits, width, heads, SPLIT)
+    position = torch.arange(splits * SPLIT, device=query.device).view(splits, 1, 1, SPLIT)
+    scores.masked_fill_(position > last.view(groups, 1, width, 1, 1), -torch.inf)
+    scores = scores.view(groups, splits, rows, SPLIT)
     split_max = scores.amax(-1, keepdim=True)
     probs = scores.sub_(split_max.clamp(min=torch.finfo(torch.float32).min)).exp_()
     value = kv.nan_to_num_(0.0, 0.0, 0.0)[..., :latent]
     split_out = torch.bmm(probs.view(groups * splits, rows, SPLIT), value).view(groups, splits, rows, latent)
+    split_sum = probs.sum(-1, keepdim=True)
+    if splits == 1:  # the weight of a lone split is 1
+        return (split_out / split_sum).squeeze(1)
     weight = (split_max - split_max.amax(1, keepdim=True)).exp_()
-    return _ordered_sum(split_out * weight) / _ordered_sum(probs.sum(-1, keepdim=True) * weight)
+    return _ordered_sum(split_out.mul_(weight)) / _ordered_sum(split_sum.mul_(weight))
 
 
 def _ordered_sum(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from sgling_kernel.linear.fixed_rows import in_row_blocks
 from sgling_kernel.mla.context import PagedContext
 from sgling_kernel.norm.reference import rms_norm
 from sgling_kernel.pointwise import sigmoid
-from sgling_kernel.rotary.reference import apply_rope
+from sgling_kernel.rotary import apply_rope
 
 
 def write_kv(kv_pool: Tensor, loc: Tensor, c: Tensor, k_pe: Tensor) -> None:

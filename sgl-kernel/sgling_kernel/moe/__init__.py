@@ -53,7 +53,7 @@ def experts_with_shared(
     if dispatch.use_triton(x) and dispatch.is_decode_sized(x.shape[0]):
         from sgling_kernel.moe import kernel
 
-        if kernel.why_not_pairs(x, experts, shared) is None:
+        if dispatch.usable("moe.pairs", kernel.why_not_pairs(x, experts, shared)):
             return kernel.experts_by_pair(x, experts, shared, weights, ids)
     return moe_experts(x, experts.w13, experts.w2, weights, ids, experts.limit) + dense_ffn(x, *shared)
 
@@ -69,9 +69,10 @@ def moe_experts(x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor, ids: Tensor
         return _moe_experts_gpu(x, ExpertWeights(w13, w2, limit), weights, ids)
     pairs, fixed = ids.numel(), fixed_row_count() is not None
     bag_sized = fixed or pairs <= _BAG_PAIRS_PER_EXPERT * w13.shape[0]
-    if bag_sized and why_not_bags(x, w13, w2) is None:
+    if bag_sized and dispatch.usable("moe.bags", why_not_bags(x, w13, w2)):
         return experts_by_bag(x, w13, w2, weights, ids, limit)
-    by_row = fixed or pairs <= _FEW_PAIRS or why_not_grouped(x, w13, w2) is not None
+    few = fixed or pairs <= _FEW_PAIRS
+    by_row = few or not dispatch.usable("moe.grouped", why_not_grouped(x, w13, w2))
     experts = experts_by_row if by_row else experts_grouped
     return experts(x, w13, w2, weights, ids, limit)
 
@@ -79,6 +80,8 @@ def moe_experts(x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor, ids: Tensor
 def _moe_experts_gpu(x: Tensor, experts: ExpertWeights, weights: Tensor, ids: Tensor) -> Tensor:
     from sgling_kernel.moe import gpu, kernel
 
-    if dispatch.is_decode_sized(x.shape[0]) or gpu.why_not_grouped(x) is not None:
+    if not dispatch.is_decode_sized(x.shape[0]) and dispatch.usable("moe.grouped", gpu.why_not_grouped(x)):
+        return gpu.experts_grouped(x, experts, weights, ids)
+    if dispatch.usable("moe.pairs", kernel.why_not_pairs(x, experts, None)):
         return kernel.experts_by_pair(x, experts, None, weights, ids)
-    return gpu.experts_grouped(x, experts, weights, ids)
+    return experts_by_row(x, experts.w13, experts.w2, weights, ids, experts.limit)

@@ -115,6 +115,7 @@ def experts_by_pair(
 ) -> Tensor:
     """Routed sum (one rounding), plus the shared expert (one rounding, then the sum's) when there is one."""
     rows, dim = x.shape
+    weights, ids = weights.contiguous(), ids.contiguous()
     top, width2 = ids.shape[1], experts.w13.shape[1]
     slots = top + (shared is not None)
     extra = shared or experts

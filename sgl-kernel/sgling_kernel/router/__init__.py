@@ -14,6 +14,6 @@ def grouped_topk(logits: Tensor, bias: Tensor, config: RouterConfig) -> tuple[Te
     if dispatch.use_triton(logits):
         from sgling_kernel.router import kernel
 
-        if kernel.why_not_kernel(config, logits.shape[1]) is None:
+        if dispatch.usable("router.kernel", kernel.why_not_kernel(config, logits.shape[1])):
             return kernel.grouped_topk(logits, bias, config)
     return reference.grouped_topk(logits, bias, config)

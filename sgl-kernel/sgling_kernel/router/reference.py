@@ -55,5 +55,5 @@ def grouped_topk(logits: Tensor, bias: Tensor, config: RouterConfig) -> tuple[Te
     ids = _largest(biased, config.top_k)
     weights = scores.gather(1, ids)
     if config.norm_topk_prob:
-        weights = weights / (weights.sum(-1, keepdim=True) + SUM_EPS)
-    return weights * config.routed_scaling_factor, ids
+        weights.div_(weights.sum(-1, keepdim=True).add_(SUM_EPS))
+    return weights.mul_(config.routed_scaling_factor), ids

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from sgling.srt.config.flags import flag, hint, not_built
 
 _ONE_KERNEL = "every operator has one implementation per device"
-_NO_GRAPHS = "no CUDA graphs yet"
+_NO_GRAPHS = "decode steps are captured whole, prefill never is"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,13 +67,13 @@ class KernelArgs:
 class GraphArgs:
     """CUDA graph flags."""
 
-    disable_cuda_graph: bool = hint(False, _NO_GRAPHS)
-    disable_decode_cuda_graph: bool = hint(False, _NO_GRAPHS)
+    disable_cuda_graph: bool = flag(False, "run decode steps without CUDA graphs")
+    disable_decode_cuda_graph: bool = flag(False, "run decode steps without CUDA graphs")
     disable_prefill_cuda_graph: bool = hint(False, _NO_GRAPHS)
     disable_cuda_graph_padding: bool = hint(False, _NO_GRAPHS)
-    cuda_graph_max_bs_decode: int | None = hint(None, _NO_GRAPHS)
+    cuda_graph_max_bs_decode: int | None = flag(None, "largest captured batch; default --max-running-requests")
     cuda_graph_max_bs_prefill: int | None = hint(None, _NO_GRAPHS)
-    cuda_graph_bs_decode: list[int] | None = hint(None, _NO_GRAPHS)
+    cuda_graph_bs_decode: list[int] | None = flag(None, "captured batch sizes; default 1, 2, 4, 8, 16, ...")
     cuda_graph_bs_prefill: list[int] | None = hint(None, _NO_GRAPHS)
     cuda_graph_backend_decode: str | None = hint(None, _NO_GRAPHS, choices=("full", "breakable", "disabled"))
     cuda_graph_backend_prefill: str | None = hint(None, _NO_GRAPHS, choices=("full", "breakable", "disabled"))

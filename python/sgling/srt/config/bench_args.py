@@ -11,6 +11,7 @@ from sgling.srt.config.flags import build_parser, flag, option_name, parse_flags
 BACKENDS = ("sglang", "sglang-native", "sglang-oai", "sglang-oai-chat", "vllm", "vllm-chat")
 DATASETS = ("random", "random-ids", "sharegpt", "custom", "openai", "generated-shared-prefix")
 SCENARIO_DATASETS = ("coding", "tool_calling", "long_report", "zh_chat", "scenarios")
+DEFAULT_PORT = 30000
 CACHE_STATES = ("default", "cold", "warm", "both")
 
 # (prompts, input tokens, output tokens) where the flags do not say: upstream's, and what a CPU does in a minute.
@@ -23,7 +24,7 @@ class ServerAddress:
     """Where a running server is."""
 
     host: str = flag("127.0.0.1", "address of the server")
-    port: int = flag(30000, "port of the server")
+    port: int | None = flag(DEFAULT_PORT, "port of the server")
     base_url: str | None = flag(None, "address of the server as a URL; replaces host and port")
     header: list[str] | None = flag(None, "headers of every request, NAME=VALUE")
     ready_check_timeout_sec: float = flag(60.0, "seconds to wait for the server")
@@ -31,7 +32,7 @@ class ServerAddress:
     @property
     def url(self) -> str:
         """Base URL without a trailing slash."""
-        return (self.base_url or f"http://{self.host}:{self.port}").rstrip("/")
+        return (self.base_url or f"http://{self.host}:{self.port or DEFAULT_PORT}").rstrip("/")
 
     @property
     def headers(self) -> dict[str, str]:

@@ -58,7 +58,8 @@ def read_rope(raw: Mapping[str, Any], attention: Mapping[str, int]) -> tuple[flo
 
 def _read_neox(raw: Mapping[str, Any]) -> bool:
     """Half-split pairs unless a key says interleaved; keys that disagree are an error."""
-    said = {key: read_flag(raw, key, True) for key in ("rope_is_neox_style", "is_neox_style") if key in raw}
+    keys = ("rope_is_neox_style", "is_neox_style")
+    said = {key: read_flag(raw, key, True) for key in keys if raw.get(key) is not None}
     if raw.get("rope_interleave") is not None:
         said["rope_interleave"] = not read_flag(raw, "rope_interleave", False)
     if len(set(said.values())) > 1:

@@ -25,6 +25,7 @@ class Environ:
         enable_health_endpoint_generation: whether ``/health`` runs a one-token request.
         req_waiting_timeout: seconds a request may wait in the queue, -1 = any.
         req_running_timeout: seconds a request may run, -1 = any.
+        simulate_acc_len: benchmarks only: mean accept length that is forced upon every verify, -1 = the true one.
     """
 
     ragged_verify_mode: str = "static"
@@ -33,6 +34,7 @@ class Environ:
     enable_health_endpoint_generation: bool = True
     req_waiting_timeout: float = -1.0
     req_running_timeout: float = -1.0
+    simulate_acc_len: float = -1.0
 
 
 def read_environ(variables: Mapping[str, str] | None = None) -> Environ:

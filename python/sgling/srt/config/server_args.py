@@ -180,6 +180,7 @@ _RANGES = (
     ("max_total_tokens", 1, None, ()),
     ("max_running_requests", 1, None, ()),
     ("max_queued_requests", 0, None, ()),
+    ("cuda_graph_max_bs_decode", 1, None, ()),
     ("page_size", 1, MAX_PAGE_SIZE, ()),
     ("stream_interval", 1, None, ()),
     ("decode_log_interval", 1, None, ()),

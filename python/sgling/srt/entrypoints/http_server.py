@@ -19,10 +19,12 @@ from enum import Enum
 import uvicorn
 import uvloop
 
+from sgling.srt.config.acceptance import read_acceptance, wants_smoke
 from sgling.srt.config.environ import force_shutdown
 from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.config.server_args import ServerArgs
 from sgling.srt.entrypoints.app import AppParts, create_app
+from sgling.srt.managers.acceptance_smoke import run_smoke
 from sgling.srt.managers.generate_req import GenerateReqInput, RequestError
 from sgling.srt.managers.request_observer import MetricsObserver, RequestLog
 from sgling.srt.managers.scheduler_job import SchedulerFactory, SchedulerJob, create_scheduler, make_job
@@ -152,12 +154,16 @@ class Server:
 
     async def _warm_up(self) -> None:
         """One short request, so that the first client does not pay for first-use costs; a failure ends the server.
+        Then the acceptance smoke, where there is a floor.
 
         Its traces in caches and statistics are flushed.
         """
         body = {"sampling_params": {"temperature": 0.0, "max_new_tokens": 8}}
         body |= {"input_ids": [0, 1, 2]} if self._manager.codec is None else {"text": "The capital of France is"}
         await self._manager.generate_once(GenerateReqInput.from_json(body))
+        acceptance = read_acceptance(self._job.model_dir)
+        if wants_smoke(self._args.speculative_smoke, self._args.spec, acceptance):
+            self._manager.acceptance_smoke = await run_smoke(self._manager, acceptance)
         await self._manager.flush_cache(timeout_s=5.0)
 
     async def _unless_ended(self, work) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from pathlib import Path
 
 from fastapi import APIRouter, Request
-from fastapi.responses import PlainTextResponse, Response
+from fastapi.responses import FileResponse, PlainTextResponse, Response
 
 from sgling.srt.config.environ import read_environ
 from sgling.srt.config.model_path import is_embedded
@@ -16,10 +17,14 @@ from sgling.srt.managers.response import WEIGHT_VERSION
 
 router = APIRouter()
 
+PAGE = Path(__file__).parent / "page" / "index.html"
+
 
 @router.get("/")
-async def root() -> Response:
-    """A sign of life for people."""
+async def root(request: Request) -> Response:
+    """A page to try the server out for browsers, a sign of life for everybody else."""
+    if "text/html" in request.headers.get("accept", ""):
+        return FileResponse(PAGE, media_type="text/html", headers={"Cache-Control": "no-cache"})
     return PlainTextResponse("SGLing server is running.\n")
 
 

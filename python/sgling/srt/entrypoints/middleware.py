@@ -30,7 +30,7 @@ class ApiKeyMiddleware:
 
     def _allowed(self, scope) -> bool:
         path = scope["path"]
-        if scope["method"] == "OPTIONS" or path.startswith(_OPEN_PREFIXES):
+        if scope["method"] == "OPTIONS" or path == "/" or path.startswith(_OPEN_PREFIXES):
             return True
         is_admin = path.rstrip("/") in ADMIN_PATHS
         wanted = self._admin_api_key if is_admin and self._admin_api_key is not None else self._api_key

@@ -22,12 +22,15 @@ async def read_json(request: Request) -> Any:
     if not raw:
         raise BodyError("The request has no body")
     try:
-        body = json.loads(raw)
-        if b"\\ud" in raw.lower():  # an escape that may be half of a surrogate pair: no valid text
+        text = raw.decode("utf-8-sig")  # json.loads of bytes would guess UTF-16 and let surrogates through
+        body = json.loads(text)
+        if "\\ud" in text.lower():  # an escape that may be half of a surrogate pair: no valid text
             json.dumps(body, ensure_ascii=False).encode()
         return body
     except UnicodeEncodeError:
         raise BodyError("The body holds text that is not valid Unicode (a lone surrogate)") from None
+    except UnicodeDecodeError as error:
+        raise BodyError(f"The body is not valid UTF-8: {error.reason} at byte {error.start}") from None
     except RecursionError:
         raise BodyError("The body is nested too deeply") from None
     except ValueError as error:

@@ -7,25 +7,25 @@ length.
 
 from __future__ import annotations
 
+import codecs
 import re
 
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
-
 from sgling.srt.managers.io_struct import FinishReason
+from sgling.srt.managers.text_codec import TextCodec
 from sgling.srt.sampling.sampling_params import SamplingParams
 
 
 class StopMatcher:
-    """Finds stop strings and regexes in the text of a growing output; linear in its length.
+    """Finds stop strings and regexes in the text of a growing output; for strings linear in its length.
 
-    Strings are searched in a tail one character shorter than the longest stop plus the new piece; a regex sees the
+    The text is the one the client sees (same codec, an incomplete character waits for its rest). Strings are searched in a tail one character shorter than the longest stop plus the new piece; a regex sees the
     whole text, since its match length has no bound.
     """
 
-    def __init__(self, params: SamplingParams, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=params.skip_special_tokens)
+    def __init__(self, params: SamplingParams, codec: TextCodec):
+        self._codec = codec
+        self._skip_special_tokens = params.skip_special_tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._stops = list(params.stop or [])
         self._regexes = [re.compile(pattern) for pattern in params.stop_regex or []]
         self._tail_len = max((len(stop) for stop in self._stops), default=1) - 1
@@ -33,7 +33,7 @@ class StopMatcher:
 
     def step(self, token_id: int) -> str | None:
         """Append one token; returns the stop (or the text a regex matched) that is now complete."""
-        piece = self._stream.step(self._tokenizer, token_id)
+        piece = self._decoder.decode(self._codec.join((token_id,), self._skip_special_tokens))
         if not piece:
             return None
         keep = self._text if self._regexes else self._text[max(0, len(self._text) - self._tail_len) :]
@@ -50,14 +50,14 @@ class FinishChecker:
     """Stop rules of one request."""
 
     def __init__(
-        self, params: SamplingParams, max_new_tokens: int, eos_ids: frozenset[int], tokenizer: Tokenizer | None
+        self, params: SamplingParams, max_new_tokens: int, eos_ids: frozenset[int], codec: TextCodec | None
     ):
         self._max_new_tokens = max_new_tokens
         self._stop_ids = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else eos_ids)
         wants_text = bool(params.stop or params.stop_regex)
-        if wants_text and tokenizer is None:
+        if wants_text and codec is None:
             raise ValueError("stop strings need a tokenizer, and this model directory has none")
-        self._matcher = StopMatcher(params, tokenizer) if wants_text else None
+        self._matcher = StopMatcher(params, codec) if wants_text else None
 
     def check(self, token_id: int, output_len: int) -> FinishReason | None:
         """Reason to stop at this token; ``output_len`` counts it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import msgspec
 
@@ -31,11 +32,14 @@ class Inbox:
     def _leads(self) -> bool:
         return self._parallel.rank == 0
 
-    def receive(self) -> list[SchedulerInput]:
-        """What has arrived since the last call; never blocks on rank 0; the others wait for its broadcast."""
+    def receive(self, orders: Callable[[], list[SchedulerInput]]) -> list[SchedulerInput]:
+        """What has arrived since the last call; never blocks on rank 0; the others wait for its broadcast.
+
+        ``orders``: what rank 0 itself tells all ranks, itself included; not called on the others.
+        """
         messages: list[SchedulerInput] = []
         if self._leads:
-            messages = self._channel.recv()
+            messages = [*self._channel.recv(), *orders()]
             for message in messages:
                 if isinstance(message, TokenizedGenerateReqInput) and message.sampling_params.sampling_seed is None:
                     message.sampling_params.sampling_seed = self._seeds.getrandbits(62)

@@ -24,6 +24,7 @@ from sgling.srt.managers.io_struct import (
 from sgling.srt.managers.profiler import SchedulerProfiler
 from sgling.srt.managers.request import Req
 from sgling.srt.managers.scheduler_core import SchedulerCore
+from sgling.srt.managers.text_codec import TextCodec
 
 
 class RequestIntake:
@@ -32,7 +33,7 @@ class RequestIntake:
     def __init__(self, core: SchedulerCore, tokenizer: Tokenizer | None, profiler: SchedulerProfiler):
         self._core = core
         self._profiler = profiler
-        self._tokenizer = tokenizer
+        self._codec = None if tokenizer is None else TextCodec(tokenizer)
         plan = core.runner.plan
         self._longest = min(plan.context_len, plan.max_total_tokens - plan.page_size - core.resources.window)
         self._eos_ids = frozenset(core.runner.model_config.eos_token_ids)
@@ -57,7 +58,7 @@ class RequestIntake:
         error = self._refusal(req, room)
         if error is None:
             try:
-                checker = FinishChecker(params, limit, self._eos_ids, self._tokenizer)
+                checker = FinishChecker(params, limit, self._eos_ids, self._codec)
             except ValueError as reason:
                 error = str(reason)
         if error is not None:
@@ -86,7 +87,7 @@ class RequestIntake:
         core = self._core
         for req in core.live_requests():
             if message.abort_all or req.rid == message.rid:
-                core.abort(req, "Aborted by the client")
+                core.abort(req, message.message, message.status_code)
         core.send_outputs()
 
     @handle.register

@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 
 from sgling.srt.managers.scheduler_core import SchedulerCore
+from sgling.srt.model_executor.device_clock import DeviceClock
+from sgling.srt.model_executor.graph_runner import GraphRunner
+from sgling_kernel.dispatch import refused_fast_paths
 
 logger = logging.getLogger(__name__)
 
 
-def static_info(core: SchedulerCore) -> dict:
+def static_info(core: SchedulerCore, graphs: GraphRunner | None) -> dict:
     """Facts that never change after start-up."""
     runner, plan = core.runner, core.runner.plan
     return {
@@ -18,6 +21,7 @@ def static_info(core: SchedulerCore) -> dict:
         "needs_cpu_seq_lens": runner.needs_cpu_seq_lens,
         "ignored_tensors": list(runner.load_report.ignored),
         "memory_plan": plan._asdict(),
+        "cuda_graphs": graphs.report._asdict() if graphs else None,
     }
 
 
@@ -30,6 +34,10 @@ def snapshot(core: SchedulerCore) -> dict:
         "spec_accept_rate": stats.accept_rate,
         "spec_verify_ct": stats.verify_ct,
         "spec_depth": core.depth.describe(),
+        "refused_fast_paths": refused_fast_paths(),
+        "device_busy_s": core.clock.busy_s if core.runner.device == "cpu" else None,  # a GPU's steps run behind it
+        "serving_s": core.clock.serving_s,
+        **_device_figures(core.runner.device_clock),
         "last_gen_throughput": stats.last_gen_throughput,
         "memory_usage": {
             "weight": plan.weight_bytes / 1e9,
@@ -51,6 +59,12 @@ def snapshot(core: SchedulerCore) -> dict:
         "state_slots_available": resources.state_slots.available,
         "token_usage": resources.kv.used / resources.kv.total,
     }
+
+
+def _device_figures(clock: DeviceClock | None) -> dict:
+    """Run-ahead, idle share and launch time of a GPU; None on the CPU, where steps run inside the loop."""
+    names = ("run_ahead", "idle_share", "launch_us")
+    return {f"device_{name}": None if clock is None else getattr(clock, name) for name in names}
 
 
 def log_decode(core: SchedulerCore, batch_size: int) -> None:

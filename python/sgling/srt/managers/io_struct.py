@@ -26,10 +26,12 @@ class TokenizedGenerateReqInput(msgspec.Struct, tag=True):
 
 
 class AbortReq(msgspec.Struct, tag=True):
-    """Abort one request, or all of them."""
+    """Abort one request, or all of them. ``status_code``: the end is a failure of the server with this HTTP status."""
 
     rid: str = ""
     abort_all: bool = False
+    message: str = "Aborted by the client"
+    status_code: int | None = None
 
 
 class FlushCacheReqInput(msgspec.Struct, tag=True):

@@ -31,12 +31,12 @@ class OutputStreamer:
     def __init__(self, default_interval: int, spec_enabled: bool):
         self._default_interval = default_interval
         self._spec_enabled = spec_enabled
-        self._pending: dict[str, Increment] = {}
+        self._pending: dict[Req, Increment] = {}
         self._ready: list[RequestOutput] = []
 
     def add(self, req: Req, ids: list[int], logprobs: list[RequestLogprobs]) -> None:
         """Book the tokens one step committed; ``logprobs`` holds one entry per token, or nothing."""
-        increment = self._pending.setdefault(req.rid, Increment())
+        increment = self._pending.setdefault(req, Increment())
         increment.ids.extend(ids)
         increment.run_lengths.append(len(ids))
         for entry in logprobs:
@@ -46,13 +46,13 @@ class OutputStreamer:
 
     def flush(self, req: Req) -> None:
         """Queue a message for the request if it has ended or enough tokens have gathered."""
-        increment = self._pending.get(req.rid)
+        increment = self._pending.get(req)
         interval = (req.params.stream_interval or self._default_interval) if req.recv.stream else FORCE_SEND_INTERVAL
         first = len(req.output_ids) == len(increment.ids) if increment else False
         due = increment is not None and (len(increment.ids) >= interval or (first and req.recv.stream))
         if req.finished_reason is None and not due:
             return
-        self._pending.pop(req.rid, None)
+        self._pending.pop(req, None)
         self._ready.append(self._message(req, increment or Increment(), req.finished_reason))
 
     def _message(self, req: Req, increment: Increment, reason: FinishReason | None) -> RequestOutput:
@@ -81,10 +81,6 @@ class OutputStreamer:
                 depth_reason=spec.depth_reason,
             )
         return output
-
-    def drop(self, rid: str) -> None:
-        """Forget unsent tokens of a request."""
-        self._pending.pop(rid, None)
 
     def take(self) -> BatchTokenIDOutput | None:
         """The message of this step, or None when nothing is due."""

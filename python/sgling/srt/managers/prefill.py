@@ -5,6 +5,7 @@ Chunk borders depend on the prompt alone, never on what else runs, so the arithm
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from typing import NamedTuple
 
@@ -49,6 +50,7 @@ class PrefillPlanner:
                 continue
             self._resources.admit(head)
             head.stage = ReqStage.PREFILL
+            head.admitted_at = time.monotonic()
             self.current = head
         return self._chunk(self.current) if self.current is not None else None
 

@@ -24,8 +24,12 @@ def start_request(body: dict[str, Any]) -> ProfileReq:
     _set(request, body, "record_shapes", lambda value: isinstance(value, bool), "a boolean")
     _set(request, body, "with_stack", lambda value: isinstance(value, bool), "a boolean")
     known = f"a list of {', '.join(ACTIVITIES)}"
-    _set(request, body, "activities", lambda value: isinstance(value, list) and set(value) <= set(ACTIVITIES), known)
+    _set(request, body, "activities", _are_activities, known)
     return request
+
+
+def _are_activities(value: Any) -> bool:
+    return isinstance(value, list) and all(entry in ACTIVITIES for entry in value)
 
 
 def _set(request: ProfileReq, body: dict[str, Any], name: str, holds, rule: str) -> None:

@@ -10,17 +10,13 @@ import logging
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from sgling.srt.managers.io_struct import ProfileReq, ProfileReqOutput
-from sgling.srt.managers.trace_points import CudaClock, watch_scheduler
+from sgling.srt.managers.trace_points import CudaClock, TracedScheduler, watch_scheduler
 from sgling.srt.observability.step_trace import HostAsDevice, Shadows, StepTrace, chrome_trace, write_trace
-
-if TYPE_CHECKING:
-    from sgling.srt.managers.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +34,7 @@ class SchedulerProfiler:
     written.
     """
 
-    def __init__(self, scheduler: Scheduler):
+    def __init__(self, scheduler: TracedScheduler):
         self._scheduler = scheduler
         self._request: ProfileReq | None = None
         self._trace: StepTrace | None = None
@@ -54,13 +50,14 @@ class SchedulerProfiler:
                 return ProfileReqOutput(message.req_id, True, "Stop profiling.", self.stop())
             self.start(message)
             return ProfileReqOutput(message.req_id, True, "Start profiling.")
-        except (ProfileError, OSError, RuntimeError) as error:
+        except (ProfileError, OSError, RuntimeError, ValueError) as error:
             return ProfileReqOutput(message.req_id, False, str(error))
 
     def start(self, request: ProfileReq) -> None:
         """Arm a recording; raises :class:`ProfileError` while another one runs."""
         if self._request is not None:
             raise ProfileError("Profiling is already in progress; call /stop_profile first")
+        _directory(request).mkdir(parents=True, exist_ok=True)
         self._request, self._launches, self._files = request, 0, []
         self._count_launches()
         self._begin_when_due()
@@ -79,7 +76,7 @@ class SchedulerProfiler:
             self._begin_when_due()
             last = self._request.num_steps
             if last is not None and self._launches >= self._request.start_step + last:
-                self._finish()
+                self._finish_by_itself()
             receive()
 
         self._shadows.replace(scheduler, "launch_next", launch_and_count)
@@ -92,6 +89,13 @@ class SchedulerProfiler:
         if self._request is not None:
             self._finish()
         return self._files
+
+    def _finish_by_itself(self) -> None:
+        """Nobody waits for the files, and serving must not end with a full disk."""
+        try:
+            self._finish()
+        except (OSError, RuntimeError, ValueError):
+            logger.exception("The profile could not be written")
 
     def _begin_when_due(self) -> None:
         if self._trace is not None or self._launches < self._request.start_step:
@@ -133,7 +137,10 @@ class SchedulerProfiler:
         logger.info("Profile written: %s", ", ".join(self._files))
 
     def _stem(self, request: ProfileReq) -> Path:
-        directory = Path(request.output_dir or Path(tempfile.gettempdir()) / "sgling-profile")
         prefix = f"{request.profile_prefix}-" if request.profile_prefix else ""
         rank = self._scheduler.core.runner.parallel.rank
-        return directory / f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}-TP-{rank}"
+        return _directory(request) / f"{prefix}{time.strftime('%Y%m%d-%H%M%S')}-TP-{rank}"
+
+
+def _directory(request: ProfileReq) -> Path:
+    return Path(request.output_dir or Path(tempfile.gettempdir()) / "sgling-profile")

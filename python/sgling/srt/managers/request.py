@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from enum import Enum
 from typing import NamedTuple
 
@@ -43,7 +44,8 @@ class Req:
     """A request and the resources it owns.
 
     ``kv_committed_len`` advances when a result is processed, so it lags the device by at most one step;
-    ``kv_slots`` is everything reserved (whole pages). ``output_ids`` holds emitted tokens only.
+    ``kv_slots`` is everything reserved (whole pages). ``output_ids`` holds emitted tokens only. ``created_at`` and
+    ``admitted_at`` (None before) are seconds of ``time.monotonic``.
     """
 
     def __init__(self, recv: TokenizedGenerateReqInput, max_new_tokens: int, depth: RequestDepth):
@@ -56,6 +58,8 @@ class Req:
         self.output_ids: list[int] = []
         self.stage = ReqStage.WAITING
         self.finished_reason: FinishReason | None = None
+        self.created_at = time.monotonic()
+        self.admitted_at: float | None = None
 
         self.req_pool_idx = 0
         self.state_slot = 0

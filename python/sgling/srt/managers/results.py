@@ -21,11 +21,11 @@ class ResultProcessor:
         self._streamer = streamer
         self._stats = stats
         self._depth = depth
-        self._checkers: dict[str, FinishChecker] = {}
+        self._checkers: dict[Req, FinishChecker] = {}
 
     def register(self, req: Req, checker: FinishChecker) -> None:
         """Bind the stop rules of a new request."""
-        self._checkers[req.rid] = checker
+        self._checkers[req] = checker
 
     def process(self, launched: Launched) -> None:
         """Apply one result."""
@@ -78,7 +78,7 @@ class ResultProcessor:
 
     def _commit(self, req: Req, tokens: list[int], logprobs: HostLogprobs | None, row: int) -> None:
         """Append the tokens one by one until one of them ends the request."""
-        checker = self._checkers[req.rid]
+        checker = self._checkers[req]
         kept: list[int] = []
         entries: list[RequestLogprobs] = []
         reason = None
@@ -116,6 +116,6 @@ class ResultProcessor:
         req.finished_reason = reason
         req.spec.depth_reason = self._depth.reason(req.depth)
         req.swapped = None
-        self._checkers.pop(req.rid, None)
+        self._checkers.pop(req, None)
         self._resources.release(req)
         self._streamer.flush(req)

@@ -22,6 +22,7 @@ from sgling.srt.managers.overlap import event_loop_normal, event_loop_overlap
 from sgling.srt.managers.profiler import SchedulerProfiler
 from sgling.srt.managers.scheduler_core import SchedulerCore
 from sgling.srt.managers.step_builder import StepBuilder
+from sgling.srt.model_executor.graph_runner import capture_graphs
 from sgling.srt.model_executor.model_runner import ModelRunner
 from sgling.srt.speculative.depth_registry import create_depth_policy
 from sgling.srt.speculative.registry import create_worker
@@ -48,10 +49,12 @@ class Scheduler:
     ):
         runner = ModelRunner(server_args, model_config, parallel)
         self.worker = create_worker(server_args.spec, runner)
-        depth = create_depth_policy(server_args.spec, runner, self.worker)
+        self.graphs = capture_graphs(server_args, runner, self.worker)
+        stepper = self.graphs or self.worker
+        depth = create_depth_policy(server_args.spec, runner, stepper)
         self.core = SchedulerCore(server_args, runner, Inbox(channel, parallel, server_args.random_seed), depth)
         self.intake = RequestIntake(self.core, tokenizer, SchedulerProfiler(self))
-        self.steps = StepBuilder(runner, self.worker)
+        self.steps = StepBuilder(runner, stepper, self.core.clock)
         self._last_was_prefill = False
 
     def start_info(self) -> SchedulerReady:
@@ -62,13 +65,13 @@ class Scheduler:
             max_req_input_len=self.intake.max_prompt_len,
             max_running_requests=plan.max_running_requests,
             context_len=plan.context_len,
-            info=internal_state.static_info(self.core),
+            info=internal_state.static_info(self.core, self.graphs),
         )
 
     def run(self) -> None:
         """Serve until a :class:`ShutdownReq` arrives."""
         loop = event_loop_normal if self.core.args.disable_overlap_schedule else event_loop_overlap
-        with torch.inference_mode():
+        with torch.inference_mode(), self.core.runner.on_forward_stream():
             loop(self)
 
     @property
@@ -78,7 +81,8 @@ class Scheduler:
 
     def receive(self) -> None:
         """Take what has arrived and act on it: admit, abort, answer questions."""
-        for message in self.core.inbox.receive():
+        core = self.core
+        for message in core.inbox.receive(lambda: core.deadlines.overdue(core.live_requests)):
             self.intake.handle(message)
         self.intake.answer_flushes()
 
@@ -122,6 +126,7 @@ class Scheduler:
         """Nothing to launch and nothing in flight: check once that nothing leaked, then sleep until a message comes."""
         if not self.core.is_idle:
             return
+        self.core.clock.pause()
         if not self.core.integrity_checked:
             self.core.resources.check_idle()
             self.core.integrity_checked = True

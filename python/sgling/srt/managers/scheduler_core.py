@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from sgling.srt.config.environ import read_environ
 from sgling.srt.config.server_args import ServerArgs
+from sgling.srt.managers.deadlines import RequestDeadlines
 from sgling.srt.managers.decode import DecodePlanner
 from sgling.srt.managers.inbox import Inbox
 from sgling.srt.managers.io_struct import FinishReason
@@ -12,6 +14,7 @@ from sgling.srt.managers.request import Req, ReqStage
 from sgling.srt.managers.resources import RequestResources
 from sgling.srt.managers.results import ResultProcessor
 from sgling.srt.model_executor.model_runner import ModelRunner
+from sgling.srt.observability.step_clock import StepClock
 from sgling.srt.speculative.depth import DepthPolicy
 from sgling.srt.speculative.stats import SpecStats
 
@@ -24,7 +27,9 @@ class SchedulerCore:
         self.runner = runner
         self.inbox = inbox
         self.depth = depth
+        self.deadlines = RequestDeadlines(read_environ())
         self.stats = SpecStats()
+        self.clock = StepClock()
         self.resources = RequestResources(runner)
         chunk = args.chunked_prefill_size
         self.prefill = PrefillPlanner(self.resources, None if chunk == -1 else chunk)
@@ -49,11 +54,14 @@ class SchedulerCore:
         self.prefill.waiting.append(req)
         self.integrity_checked = False
 
-    def abort(self, req: Req, message: str) -> None:
-        """End a request now, wherever it is; a step of it that is still in flight will be ignored."""
+    def abort(self, req: Req, message: str, status_code: int | None = None) -> None:
+        """End a request now, wherever it is; a step of it that is still in flight will be ignored.
+
+        ``status_code``: HTTP status when the server is the cause; None when the end was asked for.
+        """
         if req.stage in (ReqStage.WAITING, ReqStage.RETRACTED):
             self.prefill.waiting.remove(req)
-        self.results.finish(req, FinishReason(type="abort", message=message))
+        self.results.finish(req, FinishReason(type="abort", message=message, status_code=status_code))
 
     def count_decode_step(self, width: int) -> None:
         """Book a launched decode step, and whether it ran at width 1 although speculation is on (a fallback)."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sgling.srt.config.draft_model import complete_args
+from sgling.srt.config.environ import force_shutdown, read_environ
 from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.config.model_config import ModelConfig
 from sgling.srt.config.model_config_checks import ModelConfigError
@@ -52,7 +53,15 @@ SchedulerFactory = Callable[[SchedulerJob, SchedulerChannel | None, "ParallelSta
 
 
 def make_job(server_args: ServerArgs) -> SchedulerJob:
-    """Find the files of model and drafter, read their configs; raises ServerArgsError for what cannot be served."""
+    """Find the files of model and drafter, read their configs; raises ServerArgsError for what cannot be served.
+
+    Environment variables are checked here as well: one that cannot be read must not first show in a running server.
+    """
+    try:
+        read_environ()
+        force_shutdown()
+    except ValueError as error:
+        raise ServerArgsError(str(error)) from error
     model_dir = resolve_model_path(server_args.model_path, server_args.revision, server_args.download_dir)
     tokenizer_dir = model_dir
     if server_args.tokenizer_path != server_args.model_path:

@@ -9,6 +9,7 @@ from sgling.srt.managers.launched import Launched
 from sgling.srt.managers.prefill import PrefillChunk
 from sgling.srt.managers.request import Req
 from sgling.srt.model_executor.model_runner import ModelRunner
+from sgling.srt.observability.step_clock import StepClock
 from sgling.srt.speculative.base import StepWorker
 
 KV_BOUND_GRID = 256  # bounds are rounded up, so that their number stays small (the split size of decode attention)
@@ -17,9 +18,10 @@ KV_BOUND_GRID = 256  # bounds are rounded up, so that their number stays small (
 class StepBuilder:
     """Launches prefill chunks and decode steps of one rank."""
 
-    def __init__(self, runner: ModelRunner, worker: StepWorker):
+    def __init__(self, runner: ModelRunner, worker: StepWorker, clock: StepClock):
         self._runner = runner
         self._worker = worker
+        self._clock = clock
         self._rows: list[int] = []
         self._rows_tensor = torch.empty(0, dtype=torch.int64)
 
@@ -37,7 +39,10 @@ class StepBuilder:
             logprobs=logprobs,
             prompt_logprob_start=_prompt_logprob_start(chunk),
         )
-        return Launched([req], self._runner.copy_result(self._worker.prefill(step)), 1, chunk, logprobs)
+        self._runner.begin_step()
+        with self._clock.step():
+            output = self._worker.prefill(step)
+        return Launched([req], self._runner.copy_result(output), 1, chunk, logprobs)
 
     def decode(self, batch: list[Req], width: int) -> Launched:
         """Enqueue one decode step of running requests, ``width`` rows each."""
@@ -51,7 +56,10 @@ class StepBuilder:
             flags=self._runner.sampling.flags_for(rows),
             logprobs=logprobs,
         )
-        return Launched(batch, self._runner.copy_result(self._worker.decode(step)), width, None, logprobs)
+        self._runner.begin_step()
+        with self._clock.step():
+            output = self._worker.decode(step)
+        return Launched(batch, self._runner.copy_result(output), width, None, logprobs)
 
     def _device_rows(self, rows: list[int]) -> torch.Tensor:
         """int64 [bs] on the device; an unchanged batch sends nothing."""

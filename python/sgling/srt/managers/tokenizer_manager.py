@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from sgling import __version__
 from sgling.srt.config.model_config import ModelConfig
@@ -78,6 +78,7 @@ class TokenizerManager:
         self.ready = False
         self.draining = False
         self.died: str | None = None  # message of a scheduler that has failed
+        self.acceptance_smoke: NamedTuple | None = None  # what the smoke at start found
         self.control = ControlCalls(channel)
         self.health = HealthProbe(channel, self._has_live_requests)
         self._channel = channel
@@ -220,7 +221,8 @@ class TokenizerManager:
         limits = {name: getattr(info, name) for name in info.__struct_fields__ if name != "info"}
         # limits come last: max_running_requests is an argument too, and the scheduler's number is the true one
         known = {**self.server_args.to_dict(), **info.info, **limits, "version": __version__}
-        return {**known, "internal_states": [await self.internal_state()]}
+        smoke = None if self.acceptance_smoke is None else self.acceptance_smoke._asdict()
+        return {**known, "acceptance_smoke": smoke, "internal_states": [await self.internal_state()]}
 
     # ---- admission ----
 
@@ -230,16 +232,25 @@ class TokenizerManager:
         prepared = await self.preparer.prepare(obj)
         self._check_admission([entry.item for entry in prepared])
         inbox = Inbox()
+        wire_rids = self._wire_rids([entry.item.rid for entry in prepared])
         completions = [
-            Completion(entry.item, self._wire_rid(entry.item.rid), entry.builder, inbox) for entry in prepared
+            Completion(entry.item, wire_rid, entry.builder, inbox)
+            for entry, wire_rid in zip(prepared, wire_rids, strict=True)
         ]
         for completion, entry in zip(completions, prepared, strict=True):
             entry.request.rid = completion.wire_rid
         self._send(completions, [entry.request for entry in prepared])
         return completions, inbox
 
-    def _wire_rid(self, rid: str) -> str:
-        return f"{rid}~{next(self._suffixes)}" if rid in self._gone else rid
+    def _wire_rids(self, rids: list[str]) -> Iterator[str]:
+        """Ids nobody else has on the wire: an abandoned completion keeps its own until its end has come."""
+        taken: set[str] = set()
+        for rid in rids:
+            wire_rid = rid
+            while wire_rid in self._gone or wire_rid in self._live or wire_rid in taken:
+                wire_rid = f"{rid}~{next(self._suffixes)}"
+            taken.add(wire_rid)
+            yield wire_rid
 
     def _check_admission(self, items: list[RequestItem]) -> None:
         """Refuse live duplicates (400), a full queue (503) and a dead scheduler (503)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
@@ -13,10 +13,23 @@ from sgling.srt.managers.launched import Launched
 from sgling.srt.observability.rounds import LAUNCH, SLEEP, WAIT
 from sgling.srt.observability.step_trace import DEVICE, StepTrace
 
-if TYPE_CHECKING:
-    from sgling.srt.managers.scheduler import Scheduler
-
 _WORKER_STEPS = ("prefill", "draft", "verify", "commit", "extend")
+
+
+class TracedScheduler(Protocol):
+    """What of a scheduler is watched: its verbs, its parts and its step worker."""
+
+    core: Any
+    worker: Any
+
+    def receive(self) -> None:
+        """Take what has arrived."""
+
+    def launch_next(self, in_flight: bool) -> Launched | None:
+        """Enqueue one step."""
+
+    def process(self, launched: Launched) -> None:
+        """Apply a result."""
 
 
 class CudaClock:
@@ -47,7 +60,7 @@ def describe_step(launched: Launched | None) -> dict:
     return {"kind": kind, "requests": len(launched.reqs), "width": launched.width}
 
 
-def watch_scheduler(trace: StepTrace, scheduler: Scheduler) -> None:
+def watch_scheduler(trace: StepTrace, scheduler: TracedScheduler) -> None:
     """Watch the verbs of the loop, the device steps and the layers of both models.
 
     Layers replayed from a captured graph make no calls and so no spans: there the device steps are the finest.
@@ -70,7 +83,7 @@ def watch_scheduler(trace: StepTrace, scheduler: Scheduler) -> None:
         trace.watch(owner, method, name, DEVICE)
 
 
-def _watch_results(trace: StepTrace, scheduler: Scheduler) -> None:
+def _watch_results(trace: StepTrace, scheduler: TracedScheduler) -> None:
     """Waiting for a result happens on a handle that is made anew for every step."""
     runner = scheduler.core.runner
     copy = runner.copy_result
@@ -84,7 +97,7 @@ def _watch_results(trace: StepTrace, scheduler: Scheduler) -> None:
     trace.watch(runner, "copy_result", "copy result")
 
 
-def _model_nodes(scheduler: Scheduler) -> Iterator[tuple[Any, str, str]]:
+def _model_nodes(scheduler: TracedScheduler) -> Iterator[tuple[Any, str, str]]:
     """(owner, method, span name) of embeddings, layers and heads."""
     runner = scheduler.core.runner
     target = runner.model

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import torch
 
 from sgling.srt.config.draft_model import drafter_dir
+from sgling.srt.config.environ import read_environ
 from sgling.srt.config.load_config import LoadConfig
 from sgling.srt.config.model_config import ModelConfig
 from sgling.srt.config.model_path import resolve_model_path
@@ -17,6 +20,7 @@ from sgling.srt.mem_cache.kv_pool import MLATokenToKVPool
 from sgling.srt.mem_cache.linear_state_pool import LinearStatePool, LinearStateShape, replay_ring, staged_buffers
 from sgling.srt.mem_cache.memory_pools import MemoryPools
 from sgling.srt.mem_cache.req_to_token import ReqToTokenPool
+from sgling.srt.model_executor.device_clock import DeviceClock
 from sgling.srt.model_executor.memory_plan import draft_kv_shape, free_memory, make_plan
 from sgling.srt.model_executor.result_copy import ResultHandle
 from sgling.srt.model_loader.draft_inventory import draft_weight_bytes
@@ -44,6 +48,9 @@ class ModelRunner:
         spec: resolved speculation.
         max_width: widest verify, W.
         window: positions a round may touch behind the committed length, >= W.
+        simulated_accept: forced mean accept length of a benchmark, None = the true verdicts.
+        forward_stream: where all device work of the scheduler runs, table writes included (None on the CPU).
+        device_clock: busy and idle time of the GPU (None on the CPU).
     """
 
     def __init__(self, args: ServerArgs, config: ModelConfig, parallel: ParallelState):
@@ -53,12 +60,25 @@ class ModelRunner:
         self.dtype = getattr(torch, args.dtype)
         self.spec = args.spec
         self.max_width, self.window = args.spec.width, args.spec.window
+        simulated = read_environ().simulate_acc_len
+        self.simulated_accept = simulated if simulated > 0 else None
         if args.device == "cpu":
             set_fixed_rows(DETERMINISTIC_ROWS if args.enable_deterministic_inference else None)
         self.plan = make_plan(config, args, _weight_bytes(config, args), free_memory(args.device))
         self._load(args)
         self._allocate(args)
-        self._copy_stream = torch.cuda.Stream() if args.device == "cuda" else None
+        self._start_streams()
+
+    def _start_streams(self) -> None:
+        """Forward and copy stream of a GPU; one stream for everything that writes makes reuse of rows and slots safe."""
+        self.forward_stream = self._copy_stream = self.device_clock = self._copy_done = None
+        if self.device != "cuda":
+            return
+        self.forward_stream, self._copy_stream = torch.cuda.Stream(), torch.cuda.Stream()
+        if self.forward_stream == self._copy_stream:
+            raise RuntimeError("the stream pool handed out one stream twice")
+        self.device_clock = DeviceClock()
+        torch.cuda.synchronize()
 
     def _load(self, args: ServerArgs) -> None:
         drafter = args.spec.drafter
@@ -105,8 +125,11 @@ class ModelRunner:
         return any(model.attn_backend.needs_cpu_seq_lens for model in models)
 
     def set_sampling_row(self, row: int, params: SamplingParams, prompt_ids: list[int]) -> None:
-        """Write a request's sampling parameters; below ``min_new_tokens`` no stop token can be drawn."""
-        limit = len(prompt_ids) + params.min_new_tokens if params.min_new_tokens else 0
+        """Write a request's sampling parameters; below ``min_new_tokens`` no stop token can be drawn.
+
+        Clients may ask for any minimum up to int64: no position lies beyond the row's width, so it is capped there.
+        """
+        limit = min(len(prompt_ids) + params.min_new_tokens, self.plan.row_width) if params.min_new_tokens else 0
         eos_ids = self.model_config.eos_token_ids
         self.sampling.set_row(row, params, prompt_ids, params.sampling_seed, eos_ids, limit)
 
@@ -115,9 +138,25 @@ class ModelRunner:
         host = torch.tensor(values, dtype=torch.int64)
         return host if self.device == "cpu" else host.pin_memory().to(self.device, non_blocking=True)
 
+    def on_forward_stream(self) -> AbstractContextManager:
+        """Context in which the scheduler enqueues all device work."""
+        return nullcontext() if self.forward_stream is None else torch.cuda.stream(self.forward_stream)
+
+    def begin_step(self) -> None:
+        """Call before the first launch of a step; :meth:`copy_result` ends it."""
+        if self.device_clock is not None:
+            self.device_clock.begin()
+
     def copy_result(self, output: StepOutput) -> ResultHandle:
         """Start copying a step's result to the host."""
-        return ResultHandle(output, self._copy_stream)
+        handle = ResultHandle(output, self._copy_stream, self.device_clock)
+        self._copy_done = handle.copy_done
+        return handle
+
+    def fence_result(self) -> None:
+        """Let the device (not the host) wait until the previous result has left the buffer it was packed in."""
+        if self._copy_done is not None:
+            torch.cuda.current_stream().wait_event(self._copy_done)
 
 
 def _weight_bytes(config: ModelConfig, args: ServerArgs) -> int:

@@ -24,6 +24,8 @@ _GAUGES = {
     "spec_accept_length": "avg_spec_accept_length",
     "spec_accept_rate": "spec_accept_rate",
     "max_total_num_tokens": "max_total_num_tokens",
+    "device_run_ahead": "device_run_ahead",
+    "device_idle_share": "device_idle_share",
 }
 _COUNTERS = {
     "prompt_tokens": "Prompt tokens of finished requests.",

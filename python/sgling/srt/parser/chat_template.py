@@ -26,6 +26,15 @@ SPECIAL_TOKEN_KEYS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_t
 RESERVED_KWARGS = frozenset(
     {"self", "messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template"}
 )
+_RENDER_ERRORS = (  # what a template raises when a conversation holds values it does not expect
+    jinja2.exceptions.TemplateError,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 CONTINUE_MARK = "\ue000continue here\ue001"  # private-use characters: no message holds them
 
 
@@ -150,7 +159,7 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt and not continue_final_message,
                 **arguments,
             )
-        except (jinja2.exceptions.TemplateError, TypeError, KeyError, AttributeError, ValueError) as error:
+        except _RENDER_ERRORS as error:
             raise ChatTemplateError(f"chat template: {error}") from error
         if not continue_final_message:
             return text
@@ -191,7 +200,7 @@ def with_parsed_arguments(message: dict[str, Any]) -> dict[str, Any]:
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments) if arguments.strip() else {}
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ChatTemplateError(f"tool call arguments are not valid JSON: {error}") from error
         if not isinstance(arguments, dict | None):
             raise ChatTemplateError(f"tool call arguments must be a JSON object, got {type(arguments).__name__}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -75,6 +76,10 @@ class PlainWorker:
             prefix_len=step.prefix_len,
             kv_bound=end,
         )
+
+    def device_steps(self) -> tuple[tuple[str, Callable[[StepInput], StepOutput | None]], ...]:
+        """The device steps of :meth:`decode` by name, in order; each can become a graph."""
+        return (("decode", self.decode),)
 
     def decode(self, step: StepInput) -> StepOutput:
         """See :class:`StepWorker`."""

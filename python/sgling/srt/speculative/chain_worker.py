@@ -8,6 +8,7 @@ accepted prefix in.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 
@@ -16,6 +17,7 @@ from sgling.srt.core.forward_batch import ForwardBatch, ForwardMode, ModelOutput
 from sgling.srt.core.step import StepInput, StepOutput
 from sgling.srt.model_executor.model_runner import ModelRunner
 from sgling.srt.speculative.base import PlainWorker
+from sgling.srt.speculative.simulate import with_simulated_length
 from sgling.srt.speculative.verify import WindowLogits, choose_tokens, window_result
 from sgling_kernel.cache_locs import window_locs
 from sgling_kernel.kda import StagedBuffers, commit_replay, commit_staged
@@ -32,6 +34,10 @@ class ChainWorker(PlainWorker, ABC):
         self.buffers = RoundBuffers.allocate(
             runner.plan.max_running_requests, runner.max_width, feature_size, runner.dtype, runner.device
         )
+
+    def device_steps(self) -> tuple[tuple[str, Callable[[StepInput], StepOutput | None]], ...]:
+        """See :class:`PlainWorker`."""
+        return (("draft", self.draft), ("verify", self.verify), ("extend", self.extend))
 
     def decode(self, step: StepInput) -> StepOutput:
         """One round."""
@@ -78,6 +84,8 @@ class ChainWorker(PlainWorker, ABC):
         output = runner.model.forward(batch, runner.pools)
         window = WindowLogits(runner.model.logits(output.hidden), candidates, positions, rows)
         verdict = self.judge(window, step.flags)
+        if runner.simulated_accept is not None:
+            verdict = with_simulated_length(verdict, relay.seq_lens, runner.simulated_accept)
         runner.future.publish(rows, relay.seq_lens + verdict.accept_lens, verdict.bonus)
         self.commit(relay.state_slots, relay.seq_lens, verdict.accept_lens, width)
         for buffer, value in zip(

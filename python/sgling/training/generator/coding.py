@@ -164,8 +164,18 @@ def code_name(slots: Slots, family: Family) -> str:
     """A function name: the family's own, or a verb with nouns as a user might choose."""
     if slots.chance(0.45):
         return slots.phrase(family.names)
-    name = f"{slots.pick(VERBS)}_{slots.pick(NOUNS)}"
-    return f"{name}_{slots.pick(NOUNS)}" if slots.chance(0.3) else name
+    return free_name(slots)
+
+
+def free_name(slots: Slots) -> str:
+    """Any name a user may choose: verb and nouns in snake case, sometimes camel case, one word, or a trailing number."""
+    words = [slots.pick(VERBS), *(slots.pick(slots.phrase((NOUNS, WORDS))) for _ in range(slots.phrase((1, 1, 2))))]
+    style = slots.rng.random()
+    if style < 0.1:
+        return words[0] + "".join(word.capitalize() for word in words[1:])
+    if style < 0.2:
+        return slots.phrase((words[1], f"{words[0]}_{slots.integer(1, 99)}", f"my_{words[1]}"))
+    return "_".join(words)
 
 
 def run_source(source: str, expression: str) -> Any:
@@ -306,7 +316,7 @@ def follow_up(slots: Slots, draft: Draft, zh: bool) -> list[dict[str, Any]]:
         result = run_source(draft.source, call)
         ask = f"{call}的结果是什么？" if zh else slots.phrase((f"What does {call} return?", f"And {call}?"))
         return [user(ask), assistant(f"`{call}`返回`{result!r}`。" if zh else f"`{call}` returns `{result!r}`.")]
-    new = f"{slots.pick(VERBS)}_{slots.pick(NOUNS)}"
+    new = free_name(slots)
     source = re.sub(rf"\b{draft.name}\b", new, draft.source)
     ask = (
         f"把函数改名为{new}。"

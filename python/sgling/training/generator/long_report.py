@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from . import report_texts as texts
 from .base import TRAIN, Sample, Slots, assistant, in_split, user, with_system
-from .pools import CITIES, WORDS
+from .pools import CITIES, NOUNS, WORDS
 
 HELD_OUT_FAMILIES = frozenset({"bikes", "农场"})
 
@@ -44,6 +44,8 @@ def make_plan(slots: Slots, domain: str, zh: bool) -> Plan:
     )
     chosen = []
     for name, unit in slots.rng.sample(metrics, slots.integer(2, 5)):
+        if not zh and slots.split == TRAIN and slots.chance(0.2):
+            name, unit = slots.phrase((slots.pick(WORDS), f"{slots.pick(WORDS)} {slots.pick(NOUNS)}")), slots.pick(NOUNS) + "s"
         base = slots.integer(20, slots.phrase((99, 900, 3000)))
         chosen.append(
             Metric(

@@ -16,8 +16,10 @@ Wade Wendy Will Xena Yara Yasmin Yuki Yusuf Zane Zara Zoe Zuri"""
 EN_NAMES = OpenPool(_EN_NAMES.split())
 
 _ZH_SURNAMES = "王李张刘陈杨赵黄周吴徐孙胡朱高林何郭马罗梁宋郑谢韩唐冯于董萧程曹袁邓许傅沈曾彭吕"
-ZH_NAMES = tuple("小" + c for c in "明红华丽刚军芳敏静强磊洋艳勇杰娟涛超霞平辉鹏雪梅兰林云峰雨晨") + tuple(
-    a + b for a, b in zip(_ZH_SURNAMES, ["老师", "阿姨", "叔叔", "先生", "女士", "师傅", "同学", "医生"] * 6, strict=False)
+_ZH_FORMS = "老师 阿姨 叔叔 先生 女士 师傅 同学 医生".split() * 6
+ZH_NAMES = OpenPool(
+    ["小" + char for char in "明红华丽刚军芳敏静强磊洋艳勇杰娟涛超霞平辉鹏雪梅兰林云峰雨晨"]
+    + [a + b for a, b in zip(_ZH_SURNAMES, _ZH_FORMS, strict=False)]
 )
 
 _EN_ITEMS = """apples pears oranges lemons plums cherries peaches melons grapes mangoes carrots potatoes onions tomatoes beans eggs
@@ -25,7 +27,7 @@ cookies muffins cakes pies candies sandwiches pizzas bottles cups plates bowls s
 books notebooks pencils pens crayons markers stickers stamps postcards posters maps magazines envelopes folders marbles balls kites
 puzzles dolls robots blocks cards coins shells stones buttons beads ribbons balloons flowers roses tulips seeds trees bricks boards
 nails screws bolts tiles bags boxes hats shirts socks scarves gloves shoes belts badges medals tickets keys bells"""
-EN_ITEMS = tuple(_EN_ITEMS.split())
+EN_ITEMS = OpenPool(_EN_ITEMS.split())
 
 _ZH_ITEMS = """个:苹果 个:橙子 个:梨 个:桃子 个:西瓜 个:鸡蛋 个:面包 个:包子 个:气球 个:杯子 个:盘子 个:篮球 个:足球 颗:糖 颗:珠子 颗:草莓 块:饼干
 块:巧克力 块:积木 块:橡皮 支:铅笔 支:钢笔 支:蜡笔 本:书 本:练习本 本:杂志 张:邮票 张:卡片 张:贴纸 张:门票 朵:花 朵:玫瑰 棵:树 棵:白菜 瓶:水 瓶:牛奶
@@ -47,11 +49,11 @@ player game book page note letter token symbol digit sum mean rate ratio limit o
 message signal sensor reading sample batch queue stack graph edge tree leaf branch city street house room product cart basket stock
 invoice account balance payment budget salary ticket seat train route stop track song album film recipe menu meal drink fruit animal
 plant flower stone river island mountain planet star moon cloud storm season"""
-NOUNS = tuple(_NOUNS.split())
+NOUNS = OpenPool(_NOUNS.split())
 
 _VERBS = """get find compute make build check collect select count sum filter sort merge split join read parse format convert update
 process handle calc take pick show list map scan search clean load"""
-VERBS = tuple(_VERBS.split())
+VERBS = OpenPool(_VERBS.split())
 
 _WORDS = """amber anchor apple arrow autumn bamboo basket beacon berry bird blue boat bread breeze bridge bright brook butter candle
 canyon cedar chalk cherry circle clay clever cloud coast copper coral corner cotton creek crisp crystal daisy dawn desert dove dream

@@ -146,11 +146,16 @@ def synthetic_spec(slots: Slots) -> Spec:
 
 
 def make_tool(slots: Slots, spec: Spec) -> Tool:
-    """Draws the names and builds the OpenAI-style tool schema."""
+    """Draws the names and builds the OpenAI-style tool schema; a quarter of training tools have names met nowhere else."""
+    renamed = slots.split == TRAIN and len(spec.names) > 1 and slots.chance(0.25)
     name = spec.names[0] if slots.chance(0.5) else slots.phrase(spec.names)
+    if renamed:
+        name = f"{slots.pick(VERBS)}_{slots.pick(NOUNS)}"
     arg_names: dict[str, str] = {}
     for param in spec.params:
         options = [option for option in param.names if option not in arg_names.values()]
+        if renamed and slots.chance(0.6):
+            options = [option for option in slots.some(NOUNS, 4) if option not in arg_names.values()]
         arg_names[param.names[0]] = (
             param.names[0] if slots.chance(0.5) and param.names[0] in options else slots.phrase(options)
         )
@@ -204,7 +209,7 @@ def offer(slots: Slots, tools: list[Tool], extra: int) -> list[dict[str, Any]]:
 
 
 def random_spec(slots: Slots) -> Spec:
-    if slots.split == TRAIN and slots.chance(0.3):
+    if slots.split == TRAIN and slots.chance(0.35):
         return synthetic_spec(slots)
     return slots.phrase([spec for spec in specs() if in_split(spec.key, slots.split, HELD_OUT_FAMILIES)])
 

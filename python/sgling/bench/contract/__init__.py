@@ -1,0 +1,1 @@
+"""Acceptance contracts: what a deployment promises per scenario and concurrency, measured and judged."""

@@ -1,0 +1,1 @@
+"""Task evaluations: right answers, not speed."""

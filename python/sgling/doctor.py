@@ -1,0 +1,158 @@
+"""``sgling doctor``: what was detected, what the engine chooses and why, and whether speculation pays here."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from sgling.bench.datasets import Prompt
+from sgling.bench.depth_grid import DepthPoint, format_grid, make_point, margins, recommend
+from sgling.bench.depth_sweep import Subject, measure_point
+from sgling.bench.target import BenchError, EngineTarget
+from sgling.srt.config.acceptance import MAX_NEW_TOKENS, Acceptance, floor_key, read_acceptance
+from sgling.srt.config.choices import explain_choices
+from sgling.srt.config.doctor_args import DoctorArgs
+from sgling.srt.config.flags import ServerArgsError
+from sgling.srt.config.model_config_checks import ModelConfigError
+from sgling.srt.config.server_args import ServerArgs
+from sgling.srt.managers.acceptance_smoke import SmokeResult, judge, smoke_body
+from sgling.srt.managers.scheduler_job import SchedulerJob, make_job
+from sgling.srt.observability.machine import cpu_facts, gpu_facts, package_facts
+
+_REPEATS = 2
+
+
+def section(title: str, rows: Sequence[Sequence[str]]) -> str:
+    """A titled block of aligned columns."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))] if rows else []
+    lines = ["  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([title, *(f"  {line}" for line in lines or ["none"])])
+
+
+def machine_section() -> str:
+    """What was detected."""
+    return section("Machine", [*cpu_facts(), *gpu_facts(), *package_facts()])
+
+
+def choices_section(given: ServerArgs, resolved: ServerArgs) -> str:
+    """What was chosen, why, and how to choose otherwise."""
+    rows = [(c.name, c.value, c.reason, c.flag) for c in explain_choices(given, resolved)]
+    return section("Choices (value, reason, flag to override)", rows)
+
+
+def model_section(job: SchedulerJob) -> str:
+    """The model's shape."""
+    config = job.model_config
+    rows = [
+        ("architecture", config.architecture),
+        ("directory", str(job.model_dir)),
+        ("layers", f"{len(config.kda_layer_ids)} KDA + {len(config.mla_layer_ids)} MLA, hidden {config.hidden_size}"),
+        ("experts", f"{config.num_experts}, {config.num_experts_per_tok} per token"),
+        ("NEXTN layer", "yes" if config.num_nextn_predict_layers else "no: it cannot draft for itself"),
+        ("tokenizer", str(job.tokenizer_dir or "none: only token ids are served")),
+    ]
+    return section("Model", rows)
+
+
+def memory_section(plan: dict) -> str:
+    """Where the memory of one rank goes."""
+    kv_bytes = plan["max_total_tokens"] * plan["kv_bytes_per_token"]
+    left = plan["budget_bytes"] - plan["weight_bytes"] - plan["state_bytes"] - kv_bytes
+    rows = [
+        ("budget", f"{plan['budget_bytes'] / 1e9:8.3f} GB", "free memory x --mem-fraction-static"),
+        ("weights", f"{plan['weight_bytes'] / 1e9:8.3f} GB", "one rank's share"),
+        ("states", f"{plan['state_bytes'] / 1e9:8.3f} GB", f"recurrent states of {plan['max_running_requests']} requests"),
+        ("KV cache", f"{kv_bytes / 1e9:8.3f} GB", f"{plan['max_total_tokens']} tokens of {plan['kv_bytes_per_token']} B"),
+        ("unused", f"{left / 1e9:8.3f} GB", f"context {plan['context_len']}, page {plan['page_size']}"),
+    ]
+    return section("Memory plan", rows)
+
+
+def warnings_section(info: dict) -> str:
+    """Fast paths that refused, flags without effect, and what makes the host wait."""
+    refused = info["internal_states"][0]["refused_fast_paths"]
+    rows = [("refused fast path", f"{name}: {reason}") for name, reason in refused.items()]
+    rows += [("no effect", notice) for notice in info["notices"]]
+    if info["needs_cpu_seq_lens"]:
+        rows.append(("host waits", "an attention backend needs exact lengths on the host: one blocking read per step"))
+    rows += [("ignored tensor", name) for name in info["ignored_tensors"]]
+    return section("Refusals and notices", rows)
+
+
+def measure_widths(engine: Any, acceptance: Acceptance) -> list[DepthPoint]:
+    """Every width on the fixed prompts."""
+    encode = engine.tokenizer_manager.codec.encode
+    prompts = [Prompt(encode(text), text, MAX_NEW_TOKENS) for text in acceptance.prompts]
+    width = engine.server_args.spec.width
+    subject = Subject(EngineTarget(engine), width, prompts, "doctor")
+
+    async def grid() -> list[DepthPoint]:
+        await measure_point(subject, width, 1)  # warm-up
+        seen = {w: [] for w in range(1, width + 1)}
+        for _ in range(_REPEATS):
+            for w, repeats in seen.items():
+                repeats.append(await measure_point(subject, w, 1))
+        return [make_point(1, w, repeats) for w, repeats in seen.items()]
+
+    return asyncio.run(grid())
+
+
+def speculation_section(points: Sequence[DepthPoint], smoke: SmokeResult) -> str:
+    """Break-even accept length of this machine, what was measured, and the verdict."""
+    last = points[-1]
+    break_even = last.step_ms / points[0].step_ms
+    best, reason = recommend(points)
+    grown = margins(points)[-1]
+    floor = "none recorded (--record-floor records it)" if smoke.floor is None else f"{smoke.floor:.2f}"
+    verdict = {None: "", True: ": passed", False: ": FAILED, the drafter accepts too little"}[smoke.passed]
+    return "\n".join(
+        [
+            "Speculation on this machine (fixed prompts, one request)",
+            *(f"  {line}" for line in format_grid(points).splitlines()),
+            f"  break-even: width {last.width} pays above an accept length of {break_even:.2f}; measured {last.accept:.2f}",
+            f"  one more draft must raise the accept length by {grown.cost:+.1%} to pay (the last one: {grown.accept:+.1%})",
+            f"  recommended on these prompts: --speculative-num-steps {best.steps} ({reason})",
+            f"  acceptance smoke: accept length {smoke.accept_length:.2f}, floor {floor}{verdict}",
+        ]
+    )
+
+
+def examine(args: DoctorArgs, job: SchedulerJob) -> int:
+    """Everything that needs a loaded model; exit status 1 when the acceptance smoke fails."""
+    from sgling import Engine
+
+    acceptance = read_acceptance(job.model_dir)
+    with Engine(**args.given()) as engine:
+        info = engine.get_server_info()
+        print("\n" + memory_section(info["memory_plan"]))
+        spec = engine.server_args.spec
+        smoke = None
+        if spec.enabled and spec.width > 1 and engine.tokenizer_manager.codec is not None:
+            points = measure_widths(engine, acceptance)
+            smoke = judge(engine.generate(smoke_body(acceptance)["text"], smoke_body(acceptance)["sampling_params"]),
+                          acceptance, spec)
+            print("\n" + speculation_section(points, smoke))
+        print("\n" + warnings_section(engine.get_server_info()))
+    if smoke is None:
+        return 0
+    if args.record_floor:
+        path = acceptance.with_measured(spec, smoke.accept_length).write(job.model_dir)
+        print(f"\nfloor recorded for {floor_key(spec)}: {path}")
+    return 1 if smoke.passed is False else 0
+
+
+def main(argv: Sequence[str]) -> int:
+    """Command-line entry; exit status 1 when the model cannot be served or its drafter accepts too little."""
+    args = DoctorArgs.from_argv(argv)
+    print(machine_section())
+    try:
+        resolved = args.resolved()
+        job = make_job(resolved)
+        print("\n" + choices_section(args, job.server_args))
+        print("\n" + model_section(job))
+        return 0 if args.static else examine(args, job)
+    except (ServerArgsError, ModelConfigError, BenchError, RuntimeError, OSError) as error:
+        print(f"\nsgling doctor: error: {error}", file=sys.stderr)
+        return 1

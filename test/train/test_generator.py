@@ -1,0 +1,113 @@
+"""The training-data generator: deterministic, true, distinct, and split between training and held-out."""
+
+from __future__ import annotations
+
+import random
+import re
+from itertools import islice
+
+import pytest
+
+from sgling.training import checks
+from sgling.training.generator import arithmetic, coding, mix, tool_calling, zh_chat
+from sgling.training.generator.base import HELD_OUT, NEW_FAMILY, TRAIN, Sample, Slots, is_held_out_prompt, is_held_out_value
+from sgling.training.generator.pools import EN_NAMES
+
+
+def samples(scenario: str, count: int, split: str = TRAIN) -> list[Sample]:
+    return [mix.SCENARIOS[scenario](Slots(random.Random(f"test:{index}"), split)) for index in range(count)]
+
+
+def answers(sample: Sample) -> list[str]:
+    return [
+        message.get("reasoning_content", "") + "\n" + message["content"]
+        for message in sample.messages
+        if message["role"] == "assistant"
+    ]
+
+
+@pytest.mark.parametrize("scenario", mix.SCENARIOS)
+def test_same_seed_gives_same_sample(scenario):
+    assert samples(scenario, 20) == samples(scenario, 20)
+    assert mix.draw(scenario, "a", HELD_OUT) == mix.draw(scenario, "a", HELD_OUT)
+
+
+@pytest.mark.parametrize("scenario", ["coding", "tool_calling", "long_report", "zh_chat", "arithmetic"])
+def test_samples_are_distinct(scenario):
+    """Small talk is left out: it has few things to say."""
+    rendered = {mix.render(sample._replace(messages=[m for m in sample.messages if m["role"] != "system"])) for sample in samples(scenario, 1500)}
+    assert len(rendered) >= 0.97 * 1500
+
+
+@pytest.mark.parametrize("scenario", ["arithmetic", "long_report"])
+def test_every_equation_is_true(scenario):
+    found = 0
+    for sample in samples(scenario, 600):
+        for text in answers(sample):
+            for left, operator, right, result in re.findall(r"(?<![\d.])(\d+) ([-+*/]) (\d+) = (\d+)", text):
+                found += 1
+                assert arithmetic.compute(int(left), operator, int(right)) == int(result), text
+    assert found > 600
+
+
+def test_last_line_is_the_answer():
+    for sample in samples("arithmetic", 300):
+        assert answers(sample)[-1].endswith(f"#### {sample.check['value']}")
+
+
+def test_code_examples_and_asserts_are_true():
+    """What the text says a call returns is what the code returns, for each body of each family."""
+    rng = random.Random(5)
+    for family in coding.families():
+        for style in family.bodies:
+            draft = coding.make_draft(Slots(rng), family, hints=True, docstring=True, style=style)
+            text = coding.answer_text(draft, zh=False)
+            source = checks.CODE_BLOCK.findall(text)[0]
+            call, result = re.findall(r"For example, `(.*)` returns `(.*)`\. ", text)[0]
+            assert repr(coding.run_source(source, call)) == result
+    for sample in samples("coding", 200):
+        blocks = [block for text in answers(sample) for block in checks.CODE_BLOCK.findall(text)]
+        for block in blocks[1:]:
+            if "assert" in block:
+                coding.run_source(blocks[0] + "\n" + block.split("\n", 1)[1], "None")
+
+
+def test_the_right_answer_passes_its_check():
+    for scenario in ("tool_calling", "arithmetic", "zh_chat", "long_report"):
+        for sample in samples(scenario, 60):
+            rendered = mix.render(sample)
+            answer = rendered[len(mix.render_prompt(sample)) :].split("<|role_end|>")[0]
+            assert all(checks.judge(sample, answer, ended=True).values()), (scenario, answer)
+
+
+def test_wrong_tool_call_fails_its_check():
+    sample = next(s for s in samples("tool_calling", 50) if s.check["calls"] and s.check["calls"][0]["arguments"])
+    answer = mix.render(sample)[len(mix.render_prompt(sample)) :].split("<|role_end|>")[0]
+    assert not checks.judge(sample, answer.replace("<arg_value>", "<arg_value>9", 1), ended=True)["exact"]
+
+
+def test_splits_share_no_prompt_family_or_held_out_name():
+    train = {mix.prompt_key(mix.draw("arithmetic", f"t{i}", TRAIN)) for i in range(300)}
+    held = {mix.prompt_key(mix.draw("arithmetic", f"t{i}", HELD_OUT)) for i in range(30)}
+    assert not train & held
+    assert all(is_held_out_prompt(key) for key in held) and not any(is_held_out_prompt(key) for key in train)
+    for module, scenario in ((coding, "coding"), (tool_calling, "tool_calling"), (zh_chat, "zh_chat")):
+        assert not {s.family for s in samples(scenario, 300)} & module.HELD_OUT_FAMILIES
+        assert {s.family for s in samples(scenario, 30, NEW_FAMILY)} <= module.HELD_OUT_FAMILIES
+    assert any(is_held_out_value(name) for name in EN_NAMES)
+    names = {name for s in samples("arithmetic", 300) for name in EN_NAMES if f"{name} has " in s.messages[-2]["content"]}
+    assert not any(is_held_out_value(name) for name in names)
+
+
+def test_document_stream_keeps_the_token_shares():
+    counts = dict.fromkeys(mix.TOKEN_SHARES, 0)
+    for document in islice(mix.documents("shares", len), 1500):
+        counts[document.scenario] += len(document.text)
+    total = sum(counts.values())
+    for name, share in mix.TOKEN_SHARES.items():
+        assert abs(counts[name] / total - share) < 0.01, name
+
+
+def test_more_than_the_planned_families():
+    assert len(coding.families()) >= 40 and len(tool_calling.specs()) >= 60 and len(zh_chat.topics()) >= 60
+    assert len(arithmetic.stories(False)) >= 40 and len(arithmetic.stories(True)) >= 20
