@@ -10,7 +10,10 @@ from typing import Any
 from sgling.bench.datasets import Prompt
 from sgling.bench.depth_grid import DepthPoint, format_grid, make_point, margins, recommend
 from sgling.bench.depth_sweep import Subject, measure_point
+from sgling.bench.scenarios import SCENARIOS, scenario_prompt, scenario_samples
 from sgling.bench.target import BenchError, EngineTarget
+from sgling.bench.tokenizer import FastTokenizer
+from sgling.bench.workload import load_template
 from sgling.srt.config.acceptance import MAX_NEW_TOKENS, Acceptance, floor_key, read_acceptance
 from sgling.srt.config.choices import explain_choices
 from sgling.srt.config.doctor_args import DoctorArgs
@@ -21,7 +24,7 @@ from sgling.srt.managers.acceptance_smoke import SmokeResult, judge, smoke_body
 from sgling.srt.managers.scheduler_job import SchedulerJob, make_job
 from sgling.srt.observability.machine import cpu_facts, gpu_facts, package_facts
 
-_REPEATS = 2
+_REPEATS, _FLOOR_PROMPTS = 3, 8
 
 
 def section(title: str, rows: Sequence[Sequence[str]]) -> str:
@@ -63,8 +66,16 @@ def memory_section(plan: dict) -> str:
     rows = [
         ("budget", f"{plan['budget_bytes'] / 1e9:8.3f} GB", "free memory x --mem-fraction-static"),
         ("weights", f"{plan['weight_bytes'] / 1e9:8.3f} GB", "one rank's share"),
-        ("states", f"{plan['state_bytes'] / 1e9:8.3f} GB", f"recurrent states of {plan['max_running_requests']} requests"),
-        ("KV cache", f"{kv_bytes / 1e9:8.3f} GB", f"{plan['max_total_tokens']} tokens of {plan['kv_bytes_per_token']} B"),
+        (
+            "states",
+            f"{plan['state_bytes'] / 1e9:8.3f} GB",
+            f"recurrent states of {plan['max_running_requests']} requests",
+        ),
+        (
+            "KV cache",
+            f"{kv_bytes / 1e9:8.3f} GB",
+            f"{plan['max_total_tokens']} tokens of {plan['kv_bytes_per_token']} B",
+        ),
         ("unused", f"{left / 1e9:8.3f} GB", f"context {plan['context_len']}, page {plan['page_size']}"),
     ]
     return section("Memory plan", rows)
@@ -79,6 +90,14 @@ def warnings_section(info: dict) -> str:
         rows.append(("host waits", "an attention backend needs exact lengths on the host: one blocking read per step"))
     rows += [("ignored tensor", name) for name in info["ignored_tensors"]]
     return section("Refusals and notices", rows)
+
+
+def scenario_texts(job: SchedulerJob) -> tuple[str, ...]:
+    """Prompts for a first floor: held-out ones of the built-in scenarios, in the model's own chat format."""
+    directory = job.tokenizer_dir or job.model_dir
+    template, tokenizer = load_template(directory), FastTokenizer(directory)
+    samples = scenario_samples(SCENARIOS, _FLOOR_PROMPTS, seed=1)
+    return tuple(scenario_prompt(sample, template, tokenizer, MAX_NEW_TOKENS).text for sample in samples)
 
 
 def measure_widths(engine: Any, acceptance: Acceptance) -> list[DepthPoint]:
@@ -111,8 +130,8 @@ def speculation_section(points: Sequence[DepthPoint], smoke: SmokeResult) -> str
         [
             "Speculation on this machine (fixed prompts, one request)",
             *(f"  {line}" for line in format_grid(points).splitlines()),
-            f"  break-even: width {last.width} pays above an accept length of {break_even:.2f}; measured {last.accept:.2f}",
-            f"  one more draft must raise the accept length by {grown.cost:+.1%} to pay (the last one: {grown.accept:+.1%})",
+            f"  break-even: width {last.width} pays above an accept length of {break_even:.2f}; found {last.accept:.2f}",
+            f"  the last draft pays above {grown.cost:+.1%} accept length; it brought {grown.accept:+.1%}",
             f"  recommended on these prompts: --speculative-num-steps {best.steps} ({reason})",
             f"  acceptance smoke: accept length {smoke.accept_length:.2f}, floor {floor}{verdict}",
         ]
@@ -124,6 +143,8 @@ def examine(args: DoctorArgs, job: SchedulerJob) -> int:
     from sgling import Engine
 
     acceptance = read_acceptance(job.model_dir)
+    if args.record_floor and not acceptance.accept_lengths:
+        acceptance = Acceptance(scenario_texts(job), {})
     with Engine(**args.given()) as engine:
         info = engine.get_server_info()
         print("\n" + memory_section(info["memory_plan"]))
@@ -131,8 +152,8 @@ def examine(args: DoctorArgs, job: SchedulerJob) -> int:
         smoke = None
         if spec.enabled and spec.width > 1 and engine.tokenizer_manager.codec is not None:
             points = measure_widths(engine, acceptance)
-            smoke = judge(engine.generate(smoke_body(acceptance)["text"], smoke_body(acceptance)["sampling_params"]),
-                          acceptance, spec)
+            body = smoke_body(acceptance)
+            smoke = judge(engine.generate(body["text"], body["sampling_params"]), acceptance, spec)
             print("\n" + speculation_section(points, smoke))
         print("\n" + warnings_section(engine.get_server_info()))
     if smoke is None:

@@ -8,7 +8,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from sgling_kernel.linear import fixed_rows
 from sgling_kernel.moe import dense_ffn, interleave_w13, moe_experts, reference, swiglu, why_not_grouped
-from sgling_kernel.moe.cpu import experts_by_row, experts_grouped
+from sgling_kernel.moe.cpu import empty_experts, experts_by_bag, experts_by_row, experts_grouped, why_not_bags
 
 E, D, WIDTH, K = 8, 48, 16, 3
 PATHS = [experts_grouped, experts_by_row, reference.moe_experts, moe_experts]
@@ -79,6 +79,48 @@ def test_slot_order_does_not_move_a_weight_to_another_expert(path):
     a = path(x, interleave_w13(gate, up), down, weights, ids, None)
     b = path(x, interleave_w13(gate, up), down, weights[:, shuffle], ids[:, shuffle], None)
     torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def _column_major(*weights: torch.Tensor) -> list[torch.Tensor]:
+    """The same weights in the memory order of a CPU."""
+    return [empty_experts(tuple(w.shape), w.dtype, "cpu").copy_(w) for w in weights]
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 6, 40])
+@pytest.mark.parametrize("limit", [None, 0.5])
+def test_bags_of_weight_columns_equal_a_per_expert_loop(rows, limit):
+    gate, up, down = _layer()
+    x, weights, ids = _rows(rows)
+    w13, w2 = _column_major(interleave_w13(gate, up), down)
+    assert why_not_bags(x, w13, w2) is None
+    expected = _oracle(x, gate, up, down, weights, ids, limit)
+    for path in (experts_by_bag, moe_experts, experts_grouped):
+        torch.testing.assert_close(path(x, w13, w2, weights, ids, limit).double(), expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("block", [None, 8])
+def test_bags_give_a_row_the_same_bits_alone_and_in_a_batch_and_read_no_expert_nobody_chose(block):
+    gate, up, down = _layer()
+    w13, w2 = _column_major(interleave_w13(gate, up), down)
+    x, weights, ids = _rows(37)
+    ids = ids % 5
+    w13[5:], w2[5:] = math.nan, math.nan
+    together = experts_by_bag(x, w13, w2, weights, ids, 0.5)
+    assert together.isfinite().all()
+    with fixed_rows(block):
+        for n in (0, 3, 36):
+            row = slice(n, n + 1)
+            alone = moe_experts(x[row].clone(), w13, w2, weights[row].clone(), ids[row].clone(), 0.5)
+            assert torch.equal(alone, together[row])
+
+
+def test_bags_say_why_they_refuse():
+    gate, up, down = _layer()
+    w13, w2 = _column_major(interleave_w13(gate, up), down)
+    x, _, _ = _rows(2)
+    assert "not contiguous" in why_not_bags(x, interleave_w13(gate, up), w2)
+    assert "not in torch.bfloat16" in why_not_bags(x.bfloat16(), w13, w2)
+    assert empty_experts((2, 4, 8), torch.float32, "meta").is_contiguous()
 
 
 def test_fixed_rows_make_a_row_independent_of_its_neighbours():
@@ -180,7 +222,10 @@ def test_grouped_path_says_why_it_refuses_and_the_result_is_still_right():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_experts_read_no_device_value_on_the_host(block, rows, dtype):
     with fixed_rows(block), FakeTensorMode():
-        x, w13, down = (torch.zeros(s, dtype=dtype) for s in ((rows, D), (E, 2 * WIDTH, D), (E, D, WIDTH)))
+        x = torch.zeros(rows, D, dtype=dtype)
+        w13, down = (empty_experts(shape, dtype, "cpu") for shape in ((E, 2 * WIDTH, D), (E, D, WIDTH)))
         out = moe_experts(x, w13, down, torch.ones(rows, K), torch.zeros(rows, K, dtype=torch.int64), 4.0)
         assert out.shape == (rows, D) and out.dtype == dtype
+        again = moe_experts(x, w13.contiguous(), down, torch.ones(rows, K), torch.zeros(rows, K, dtype=torch.int64), 4.0)
+        assert again.shape == (rows, D)
         assert dense_ffn(x, w13[0], down[0], 4.0).shape == (rows, D)

@@ -250,5 +250,3 @@ def test_window_locs_and_chain_accept():
         pair = (candidates[:, :width], targets[:, :width])
         got, want = (m.chain_accept(*pair) for m in (verdict_kernel, verdict_reference))
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-
-

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+
 from server.browser import Browser, why_not
 from server.fake_scheduler import RUN_LEN, SLOW
 from server.live_server import LiveServer
-
 from sgling.srt.entrypoints.info_routes import PAGE
 
 REASON = why_not()
@@ -61,7 +61,9 @@ def test_accepted_runs_and_figures_are_shown(server, browser):
     browser.wait_for("return document.getElementById('note').textContent.includes('ended: length')")
     runs = browser.run("return [...document.querySelectorAll('#answer span')].map(span => span.title)")
     assert runs == [f"{RUN_LEN} tokens"] * 4 + ["2 tokens"]
-    figures = browser.run("return ['count', 'steps', 'tpot', 'ttft'].map(id => document.getElementById(id).textContent)")
+    figures = browser.run(
+        "return ['count', 'steps', 'tpot', 'ttft'].map(id => document.getElementById(id).textContent)"
+    )
     assert figures[0] == "14" and figures[1] == "5"
     assert figures[2].endswith("ms") and figures[3].endswith("ms")
     bars = browser.run("return [...document.querySelectorAll('#histogram div')].map(bar => bar.textContent)")

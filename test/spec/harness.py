@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -77,7 +77,11 @@ class Harness:
         kwargs.setdefault("speculative_algorithm", "NEXTN")
         kwargs.setdefault("max_running_requests", 5)
         kwargs.setdefault("random_seed", 0)
-        args = complete_args(ServerArgs.from_kwargs(model_path=str(model_path), device="cpu", **kwargs))
+        kwargs.setdefault("device", "cpu")
+        spec = kwargs.pop("spec", None)  # replaces fields of the resolved speculation (widths that no flag gives)
+        args = complete_args(ServerArgs.from_kwargs(model_path=str(model_path), **kwargs))
+        if spec:
+            args = replace(args, spec=replace(args.spec, **spec))
         self.channel = QueueChannel()
         self.side = self.channel.tokenizer_side()
         config = ModelConfig.from_dir(model_path, args.json_model_override_args)
@@ -125,6 +129,8 @@ class Harness:
         if drafter is not None:
             worker = self.scheduler.worker
             worker.draft = lambda step: drafter(worker, step)
+            if self.scheduler.graphs is not None:
+                self.scheduler.graphs.eager_steps.add("draft")
 
 
 def draft_view(worker: ChainWorker, step: StepInput) -> torch.Tensor:

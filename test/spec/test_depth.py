@@ -6,12 +6,12 @@ import json
 import random
 
 import pytest
-from model.tiny_model import write_tiny_checkpoint
-from spec.harness import Harness, Oracle, random_drafter, random_prompt, request
 
-from sgling.srt.config.depth_table import DepthTable, read_depth_table
+from model.tiny_model import write_tiny_checkpoint
+from sgling.srt.config.depth_table import DepthTable, never_cheaper, read_depth_table
 from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.speculative.depth import HYSTERESIS, PRIOR, PROBE_AFTER, Acceptance, AutoDepth
+from spec.harness import Harness, Oracle, random_drafter, random_prompt, request
 
 VOCAB = 512
 TABLE = DepthTable("test", {1: (10.0, 12.0, 14.0, 16.0, 18.0), 4: (10.0, 16.0, 26.0, 36.0, 46.0)}, {1: 8.0})
@@ -198,6 +198,10 @@ def test_a_request_may_narrow_its_steps(model_dir, plain, tmp_path, depth):
 
 
 # ---- tables ----
+
+
+def test_a_disturbed_measurement_is_bounded_by_its_wider_neighbour():
+    assert never_cheaper([39.0, 28.0, 32.0, 51.0, 41.0]) == (28.0, 28.0, 32.0, 41.0, 41.0)
 
 
 def test_a_table_survives_the_file(tmp_path):

@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 
 import pytest
-from model.tiny_model import write_tiny_checkpoint
-from spec.harness import Harness, random_prompt, request
 
+from model.tiny_model import write_tiny_checkpoint
 from sgling.srt.managers.io_struct import ProfileReq, ProfileReqOutput
 from sgling.srt.observability.rounds import find_rounds, summary
 from sgling.srt.observability.step_trace import read_trace
+from spec.harness import Harness, random_prompt, request
 
 PROMPT = random_prompt(12, seed=1)
 

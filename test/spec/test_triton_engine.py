@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from model.tiny_model import write_tiny_checkpoint
-from spec.harness import Harness, random_prompt, request
 
+from model.tiny_model import write_tiny_checkpoint
 from sgling.srt.layers import linear, logits, moe
 from sgling_kernel import dispatch
+from spec.harness import Harness, random_prompt, request
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="test/gpu runs the kernels themselves")
 
@@ -27,7 +27,10 @@ def use_kernels(monkeypatch) -> None:
 
 
 def outcome(model_dir, **kwargs) -> dict[str, list[int]]:
-    requests = [request("a", random_prompt(9, 1), max_new_tokens=8), request("b", random_prompt(4, 2), max_new_tokens=5)]
+    requests = [
+        request("a", random_prompt(5, 1), max_new_tokens=4),
+        request("b", random_prompt(4, 2), max_new_tokens=3),
+    ]
     return {rid: outcome.ids for rid, outcome in Harness(model_dir, **kwargs).run(*requests).items()}
 
 

@@ -10,7 +10,15 @@ import pytest
 
 from sgling.training import checks
 from sgling.training.generator import arithmetic, coding, mix, tool_calling, zh_chat
-from sgling.training.generator.base import HELD_OUT, NEW_FAMILY, TRAIN, Sample, Slots, is_held_out_prompt, is_held_out_value
+from sgling.training.generator.base import (
+    HELD_OUT,
+    NEW_FAMILY,
+    TRAIN,
+    Sample,
+    Slots,
+    is_held_out_prompt,
+    is_held_out_value,
+)
 from sgling.training.generator.pools import EN_NAMES
 
 
@@ -35,7 +43,10 @@ def test_same_seed_gives_same_sample(scenario):
 @pytest.mark.parametrize("scenario", ["coding", "tool_calling", "long_report", "zh_chat", "arithmetic"])
 def test_samples_are_distinct(scenario):
     """Small talk is left out: it has few things to say."""
-    rendered = {mix.render(sample._replace(messages=[m for m in sample.messages if m["role"] != "system"])) for sample in samples(scenario, 1500)}
+    rendered = {
+        mix.render(sample._replace(messages=[m for m in sample.messages if m["role"] != "system"]))
+        for sample in samples(scenario, 1500)
+    }
     assert len(rendered) >= 0.97 * 1500
 
 
@@ -60,7 +71,7 @@ def test_code_examples_and_asserts_are_true():
     rng = random.Random(5)
     for family in coding.families():
         for style in family.bodies:
-            draft = coding.make_draft(Slots(rng), family, hints=True, docstring=True, style=style)
+            draft = coding.make_draft(Slots(rng), family, coding.Wishes(True, True, False), style)
             text = coding.answer_text(draft, zh=False)
             source = checks.CODE_BLOCK.findall(text)[0]
             call, result = re.findall(r"For example, `(.*)` returns `(.*)`\. ", text)[0]
@@ -95,7 +106,9 @@ def test_splits_share_no_prompt_family_or_held_out_name():
         assert not {s.family for s in samples(scenario, 300)} & module.HELD_OUT_FAMILIES
         assert {s.family for s in samples(scenario, 30, NEW_FAMILY)} <= module.HELD_OUT_FAMILIES
     assert any(is_held_out_value(name) for name in EN_NAMES)
-    names = {name for s in samples("arithmetic", 300) for name in EN_NAMES if f"{name} has " in s.messages[-2]["content"]}
+    names = {
+        name for s in samples("arithmetic", 300) for name in EN_NAMES if f"{name} has " in s.messages[-2]["content"]
+    }
     assert not any(is_held_out_value(name) for name in names)
 
 

@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 import torch
-from train_helpers import write_miniature
 
 from sgling.srt.config.model_config import ModelConfig
+from sgling.srt.config.train_args import PretrainOptions
 from sgling.training import ops
 from sgling.training.data import BlockStream, Marks, assistant_mask, load_tokenizer, make_block
 from sgling.training.decode import Decoder
@@ -18,7 +18,8 @@ from sgling.training.export import public_tensors, read_checkpoint, round_to_dis
 from sgling.training.losses import Rows, chain_hiddens, joint_losses, rows_layout, targets
 from sgling.training.model import Pico
 from sgling.training.optimizer import orthogonalize
-from sgling.training.pretrain import Options, train
+from sgling.training.pretrain import train
+from train.miniature import write_miniature
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +101,9 @@ def test_nextn_sees_the_next_token_and_not_the_one_after(model):
 @torch.no_grad()
 def test_chain_step_one_is_the_plain_draft_and_rows_are_independent(model):
     tokens = torch.randint(0, 6000, (2, 16), generator=torch.Generator().manual_seed(3))
-    rows = Rows(tokens, torch.ones(2, 16, dtype=torch.bool), torch.tensor([[0] * 16, [1] * 16]), torch.arange(16).expand(2, 16))
+    rows = Rows(
+        tokens, torch.ones(2, 16, dtype=torch.bool), torch.tensor([[0] * 16, [1] * 16]), torch.arange(16).expand(2, 16)
+    )
     hidden = model.trunk(tokens.flatten(), rows_layout(rows)).unflatten(0, (2, 16))
     chain = chain_hiddens(model, rows, hidden, 3)
     plain = model.draft(tokens.flatten(), hidden.flatten(0, 1), rows_layout(rows)).unflatten(0, (2, 16))
@@ -132,7 +135,8 @@ def test_blocks_are_deterministic_and_marked():
 
 def test_assistant_mask_covers_the_answer_and_its_end():
     tokenizer = load_tokenizer()
-    text = "<role>HUMAN</role>ASSISTANT hi<|role_end|><role>ASSISTANT</role>\n<think></think>yes<|role_end|><role>HUMAN</role>b<|role_end|>"
+    text = "<role>HUMAN</role>ASSISTANT hi<|role_end|><role>ASSISTANT</role>\n<think></think>yes<|role_end|>"
+    text += "<role>HUMAN</role>b<|role_end|>"
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     mask = assistant_mask(ids, Marks.of(tokenizer))
     marked = tokenizer.decode([i for i, m in zip(ids, mask, strict=True) if m], skip_special_tokens=False)
@@ -154,22 +158,24 @@ def test_orthogonalize_flattens_singular_values():
         assert values.min() > 0.5 and values.max() < 1.3
 
 
-def miniature(tmp_path, name: str, **changes) -> Options:
-    base = {"steps": 6, "nextn_steps": 2, "tokens": 192, "row": 64, "chain": 3, "log_every": 1}
-    return Options(output=tmp_path / name, config=write_miniature(tmp_path), **(base | changes))
+def miniature(tmp_path, name: str, **changes) -> PretrainOptions:
+    base = {"steps": 5, "nextn_steps": 1, "tokens": 128, "row": 64, "chain": 3, "log_every": 1}
+    return PretrainOptions(output=tmp_path / name, config=write_miniature(tmp_path), **(base | changes))
 
 
 def test_loss_falls_and_trunk_is_frozen_in_the_nextn_stage(tmp_path):
-    run = train(miniature(tmp_path, "a", steps=20, nextn_steps=0))
+    run = train(miniature(tmp_path, "a", steps=20, nextn_steps=0, tokens=128, rate=8.0))
     lines = [json.loads(line) for line in (tmp_path / "a" / "metrics.jsonl").read_text().splitlines()]
-    early, late = (np.mean([line["main"] for line in part]) for part in (lines[:3], lines[12:15]))
+    early, late = (np.mean([line["main"] for line in part]) for part in (lines[:3], lines[11:15]))
     assert late < early - 0.15
     trunk = {name: value.clone() for name, value in public_tensors(run.model)}
-    more = train(miniature(tmp_path, "b", steps=0, nextn_steps=3, init=tmp_path / "a" / "model"))
+    more = train(miniature(tmp_path, "b", steps=0, nextn_steps=1, init=tmp_path / "a" / "model"))
     for name, value in public_tensors(more.model):
         same = torch.equal(value, trunk[name])
         assert same or name.startswith("model.layers.2."), name
-    assert not torch.equal(dict(public_tensors(more.model))["model.layers.2.eh_proj.weight"], trunk["model.layers.2.eh_proj.weight"])
+    assert not torch.equal(
+        dict(public_tensors(more.model))["model.layers.2.eh_proj.weight"], trunk["model.layers.2.eh_proj.weight"]
+    )
 
 
 def test_resumed_run_gives_the_same_weights(tmp_path):
@@ -198,4 +204,8 @@ def test_gradient_reaches_every_parameter(model):
     tokens = torch.randint(0, 6000, (64,), generator=torch.Generator().manual_seed(1))
     losses = joint_losses(model, tokens, torch.ones(64, dtype=torch.bool), ops.make_layout([0, 30], 64, "cpu"), 0.2)
     (losses.main + losses.nextn).backward()
-    assert not [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.abs().sum() > 0]
+    assert not [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.grad is None or not parameter.grad.abs().sum() > 0
+    ]

@@ -45,7 +45,9 @@ def test_loads_with_auto_tokenizer():
 
     loaded = AutoTokenizer.from_pretrained(mix.PICO_DIR)
     assert (loaded.eos_token_id, loaded.pad_token_id, len(loaded)) == (EOS_ID, PAD_ID, BPE_SIZE + len(SPECIAL_TOKENS))
-    prompt = loaded.apply_chat_template([{"role": "user", "content": "2+2?"}], tokenize=False, add_generation_prompt=True)
+    prompt = loaded.apply_chat_template(
+        [{"role": "user", "content": "2+2?"}], tokenize=False, add_generation_prompt=True
+    )
     assert prompt == mix.template().render([{"role": "user", "content": "2+2?"}], add_generation_prompt=True)
 
 
@@ -55,18 +57,41 @@ OFF = "<role>SYSTEM</role>detailed thinking off<|role_end|>"
 @pytest.mark.parametrize(
     ("messages", "options", "expected"),
     [
-        ([{"role": "user", "content": "2+2?"}], {"add_generation_prompt": True}, OFF + "<role>HUMAN</role>2+2?<|role_end|><role>ASSISTANT</role>\n<think></think>"),
-        ([{"role": "user", "content": "2+2?"}], {"add_generation_prompt": True, "enable_thinking": True},
-         "<role>SYSTEM</role>detailed thinking on<|role_end|><role>HUMAN</role>2+2?<|role_end|><role>ASSISTANT</role>\n<think>"),
-        ([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}], {},
-         "<role>SYSTEM</role>Be brief.\ndetailed thinking off<|role_end|><role>HUMAN</role>a<|role_end|>"),
-        ([{"role": "system", "content": "x detailed thinking off"}, {"role": "user", "content": "a"}], {"enable_thinking": True, "add_generation_prompt": True},
-         "<role>SYSTEM</role>x detailed thinking off<|role_end|><role>HUMAN</role>a<|role_end|><role>ASSISTANT</role>\n<think>"),
-        ([{"role": "user", "content": "a"}, {"role": "system", "content": "s"}], {}, OFF + "<role>HUMAN</role>a<|role_end|><role>SYSTEM</role>s<|role_end|>"),
-        ([{"role": "user", "content": "a"}, {"role": "assistant", "content": "<think>\nt\n</think>\n\nb"}], {},
-         OFF + "<role>HUMAN</role>a<|role_end|><role>ASSISTANT</role>\n<think>t</think>b<|role_end|>"),
-        ([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "reasoning_content": "\nt\n"}], {},
-         OFF + "<role>HUMAN</role>a<|role_end|><role>ASSISTANT</role>\n<think>t</think>b<|role_end|>"),
+        (
+            [{"role": "user", "content": "2+2?"}],
+            {"add_generation_prompt": True},
+            OFF + "<role>HUMAN</role>2+2?<|role_end|><role>ASSISTANT</role>\n<think></think>",
+        ),
+        (
+            [{"role": "user", "content": "2+2?"}],
+            {"add_generation_prompt": True, "enable_thinking": True},
+            OFF.replace("off", "on") + "<role>HUMAN</role>2+2?<|role_end|><role>ASSISTANT</role>\n<think>",
+        ),
+        (
+            [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}],
+            {},
+            "<role>SYSTEM</role>Be brief.\ndetailed thinking off<|role_end|><role>HUMAN</role>a<|role_end|>",
+        ),
+        (
+            [{"role": "system", "content": "x detailed thinking off"}, {"role": "user", "content": "a"}],
+            {"enable_thinking": True, "add_generation_prompt": True},
+            OFF.replace("</role>", "</role>x ") + "<role>HUMAN</role>a<|role_end|><role>ASSISTANT</role>\n<think>",
+        ),
+        (
+            [{"role": "user", "content": "a"}, {"role": "system", "content": "s"}],
+            {},
+            OFF + "<role>HUMAN</role>a<|role_end|><role>SYSTEM</role>s<|role_end|>",
+        ),
+        (
+            [{"role": "user", "content": "a"}, {"role": "assistant", "content": "<think>\nt\n</think>\n\nb"}],
+            {},
+            OFF + "<role>HUMAN</role>a<|role_end|><role>ASSISTANT</role>\n<think>t</think>b<|role_end|>",
+        ),
+        (
+            [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "reasoning_content": "\nt\n"}],
+            {},
+            OFF + "<role>HUMAN</role>a<|role_end|><role>ASSISTANT</role>\n<think>t</think>b<|role_end|>",
+        ),
     ],
 )
 def test_template_grammar(messages, options, expected):
@@ -74,10 +99,15 @@ def test_template_grammar(messages, options, expected):
 
 
 def test_template_tools():
-    calls = [{"function": {"name": "add", "arguments": {"x": 3, "tag": "3"}}}, {"function": {"name": "now", "arguments": {}}}]
+    calls = [
+        {"function": {"name": "add", "arguments": {"x": 3, "tag": "3"}}},
+        {"function": {"name": "now", "arguments": {}}},
+    ]
     messages = [
-        {"role": "user", "content": "a"}, {"role": "assistant", "content": "hm", "tool_calls": calls},
-        {"role": "tool", "content": "5"}, {"role": "tool", "content": "6"},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "hm", "tool_calls": calls},
+        {"role": "tool", "content": "5"},
+        {"role": "tool", "content": "6"},
     ]
     tools = [{"type": "function", "function": {"name": "add", "description": "加 <x>"}}]
     text = mix.template().render(messages, tools)

@@ -9,6 +9,7 @@ import shlex
 
 import pytest
 
+from sgling.srt.config.dspark_config import DSparkConfig
 from sgling.srt.config.flags import Kind, ServerArgsError, flag_fields, option_name, parse_int
 from sgling.srt.config.generate_args import GenerateArgs
 from sgling.srt.config.server_args import ServerArgs
@@ -35,17 +36,23 @@ SERVED = {
         (0, 1),
     ),
 }
-REFUSED = {
+DSPARK = {
     "cookbook DSPARK": (
         f"{COOKBOOK} --speculative-algorithm DSPARK {DRAFT} --enable-linear-replayssm-spec "
-        "--linear-replayssm-cache-len 32",
-        "DSPARK is not built yet",
+        "--linear-replayssm-cache-len 32"
     ),
     "blog DSPARK": (
         f"{BLOG} --speculative-algorithm DSPARK {DRAFT} --flashinfer-allreduce-fusion-backend auto "
-        "--disable-radix-cache",
-        "DSPARK is not built yet",
+        "--disable-radix-cache"
     ),
+}
+PUBLIC_DRAFTER = {
+    "architectures": ["LingDSparkModel"], "vocab_size": 157184, "hidden_size": 2560, "num_hidden_layers": 5,
+    "num_attention_heads": 32, "head_dim": 128, "intermediate_size": 6144, "rope_theta": 6e6, "block_size": 8,
+    "max_position_embeddings": 262144, "target_layer_ids": [1, 11, 23, 29, 35], "mask_token_id": 157183,
+    "markov_rank": 256, "markov_head_type": "vanilla",
+}  # fmt: skip
+REFUSED = {
     "cookbook fp8": (f"{COOKBOOK} --speculative-algorithm NEXTN --ep-size 4", "--ep-size 4: not built yet"),
 }
 
@@ -68,6 +75,24 @@ def test_published_lines_of_missing_features_parse_and_say_so(name):
     assert ServerArgs.parse(shlex.split(line)).tp_size == 4
     with pytest.raises(ServerArgsError, match=message):
         resolve(line)
+
+
+@pytest.mark.parametrize("name", DSPARK)
+def test_published_dspark_lines_resolve_and_are_completed_by_the_drafter(name, monkeypatch):
+    monkeypatch.setenv("SGLANG_RAGGED_VERIFY_MODE", "static")
+    args = resolve(DSPARK[name])
+    assert (args.spec.algorithm, args.spec.drafter, args.tp_size) == ("DSPARK", None, 4)
+    args = args.with_drafter(DSparkConfig.from_dict(PUBLIC_DRAFTER))
+    assert (args.spec.width, args.spec.num_steps, args.speculative_num_draft_tokens) == (9, 1, 9)
+    assert args.spec.ring_length >= 2 * args.spec.width
+
+
+@pytest.mark.parametrize("flags", ["--speculative-draft-model-path d", "--speculative-dspark-block-size 4",
+                                   "--speculative-use-rejection-sampling"])  # fmt: skip
+@pytest.mark.parametrize("algorithm", ["NEXTN", "none"])
+def test_dspark_flags_need_dspark(algorithm, flags):
+    with pytest.raises(ServerArgsError, match="only with --speculative-algorithm DSPARK"):
+        resolve(f"--speculative-algorithm {algorithm} {flags}")
 
 
 def test_defaults_on_the_cpu():
@@ -97,7 +122,7 @@ def test_algorithm_names(name):
     assert resolve(f"--model-path m --speculative-algo {name}").spec.algorithm == "NEXTN"
 
 
-@pytest.mark.parametrize("name", ["DSPARK", "eagle3", "STANDALONE", "NGRAM", "DFLASH", "UNO"])
+@pytest.mark.parametrize("name", ["eagle3", "STANDALONE", "NGRAM", "DFLASH", "UNO"])
 def test_algorithms_not_built(name):
     with pytest.raises(ServerArgsError, match=f"{name.upper()} is not built yet"):
         resolve(f"--speculative-algorithm {name}")
@@ -144,8 +169,11 @@ def test_draft_tokens_are_corrected_with_a_warning(caplog):
 
 
 def test_rollback_schemes():
-    default = resolve("").spec
-    assert (default.rollback, default.ring_length) == ("replay", 16)
+    default = resolve("")
+    assert (default.spec.rollback, default.linear_rollback) == ("staged", "staged")  # on a CPU
+    assert resolve("--linear-rollback replay").spec.rollback == "replay"
+    ring = resolve("--enable-linear-replayssm-spec").spec
+    assert (ring.rollback, ring.ring_length) == ("replay", 16)
     assert resolve("--linear-rollback staged").spec.rollback == "staged"
     assert resolve("--enable-linear-replayssm-spec --linear-replayssm-cache-len 32").spec.ring_length == 32
 

@@ -1,5 +1,8 @@
 """Compares two runs on step time = mean TPOT x mean accept length, with intervals, and says what is noise.
 
+The product is taken as decode time over verify steps, which it equals when all answers are equally long; otherwise the
+product of the means would move with the spread of the accept lengths.
+
 TPOT alone mixes the runtime with the luck of the drafts; peaks are maxima over a one-second grid and wander with its
 phase. Neither decides here. Intervals are percentile bootstraps over blocks of neighbouring requests (they share the
 machine's mood), over runs where a side has several, and paired where both sides answered the same prompts. A side with
@@ -41,15 +44,11 @@ class Run(NamedTuple):
 
 
 class Figures(NamedTuple):
-    """Mean TPOT (ms), mean accept length (1 without speculation), and their product."""
+    """Mean TPOT (ms), mean accept length (1 without speculation), and milliseconds per verify step."""
 
     tpot: float
     accept: float
-
-    @property
-    def step(self) -> float:
-        """Milliseconds per verify step."""
-        return self.tpot * self.accept
+    step: float
 
 
 class Interval(NamedTuple):
@@ -98,11 +97,14 @@ def run_of_details(record: dict) -> Run:
 
 
 def figures(runs: Sequence[Run]) -> Figures:
-    """Mean TPOT over requests and mean accept length over verify steps."""
-    tpots = np.concatenate([run.tpot_ms for run in runs])
-    steps = sum(run.steps.sum() for run in runs)
-    tpot = float(np.nanmean(tpots)) if np.isfinite(tpots).any() else math.nan
-    return Figures(tpot, float(sum(run.committed.sum() for run in runs) / steps) if steps else 1.0)
+    """Mean TPOT over requests, mean accept length over verify steps, decode time over verify steps."""
+    tpots, committed, steps = (np.concatenate(columns) for columns in zip(*runs, strict=True))
+    known = np.isfinite(tpots)
+    tpot = float(tpots[known].mean()) if known.any() else math.nan
+    if not steps[known].sum():
+        return Figures(tpot, 1.0, tpot)
+    time, count = (tpots[known] * committed[known]).sum(), steps[known].sum()
+    return Figures(tpot, float(committed.sum() / steps.sum()), float(time / count))
 
 
 def read_runs(path: str) -> tuple[list[Run], dict]:

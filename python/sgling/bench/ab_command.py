@@ -81,7 +81,7 @@ def _compare_records(args: AbArgs) -> Comparison:
 
 
 def _json(result: Comparison, outcome: str, text: str) -> dict:
-    sides = {name: {**side._asdict(), "step": side.step} for name, side in (("a", result.a), ("b", result.b))}
+    sides = {name: side._asdict() for name, side in (("a", result.a), ("b", result.b))}
     intervals = {name: getattr(result, name)._asdict() for name in ("tpot", "accept", "step")}
     return {"outcome": outcome, "verdict": text, **sides, **intervals, "paired": result.paired, "drift": result.drift}
 

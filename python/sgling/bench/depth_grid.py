@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean, pstdev
+from statistics import mean
 
 NOISE = 0.01  # a deeper draft must be this much faster than a shallower one to be recommended
 
@@ -15,9 +15,9 @@ class DepthPoint:
 
     Attributes:
         accept: tokens committed per verify step.
-        tpot_ms: mean time per output token.
+        tpot_ms: mean time per output token of the fastest repeat: other load on the machine only ever adds time.
         step_ms: time per verify step, mean TPOT x mean accept length.
-        spread: standard deviation of the repeats' TPOT over their mean.
+        spread: how much longer the slowest repeat took, as a share.
     """
 
     concurrency: int
@@ -36,8 +36,8 @@ class DepthPoint:
 def make_point(concurrency: int, width: int, repeats: Sequence[tuple[float, float]]) -> DepthPoint:
     """A point from the (TPOT in ms, accept length) of every repeat."""
     tpots, accepts = [tpot for tpot, _ in repeats], [accept for _, accept in repeats]
-    tpot, accept = mean(tpots), mean(accepts)
-    return DepthPoint(concurrency, width, accept, tpot, tpot * accept, pstdev(tpots) / tpot)
+    tpot, accept = min(tpots), mean(accepts)
+    return DepthPoint(concurrency, width, accept, tpot, tpot * accept, max(tpots) / tpot - 1)
 
 
 @dataclass(frozen=True)

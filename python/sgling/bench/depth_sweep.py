@@ -11,7 +11,7 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
@@ -26,7 +26,7 @@ from sgling.bench.scenarios import ALL_SCENARIOS, SCENARIOS, scenario_prompt, sc
 from sgling.bench.target import BenchError, EngineTarget, HttpTarget, Target
 from sgling.bench.tokenizer import BenchTokenizer, FastTokenizer
 from sgling.bench.workload import load_template
-from sgling.srt.config.depth_table import DepthTable
+from sgling.srt.config.depth_table import DepthTable, never_cheaper
 from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.config.model_config_checks import ModelConfigError
 from sgling.srt.config.model_path import resolve_model_path
@@ -83,9 +83,9 @@ async def sweep(subject: Subject, args: SweepArgs) -> dict[int, list[DepthPoint]
 
 def table_of(grid: dict[int, list[DepthPoint]], args: SweepArgs, name: str) -> dict:
     """The file: the step-time table, and beside it what it was made from."""
-    now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    now = datetime.now(UTC).isoformat(timespec="seconds")
     source = f"sgling sweep depth of {name} on {args.scenario}, {args.prompts} prompts, {now}"
-    table = DepthTable(source, {size: tuple(p.step_ms for p in points) for size, points in grid.items()}, {})
+    table = DepthTable(source, {size: never_cheaper([p.step_ms for p in points]) for size, points in grid.items()}, {})
     found = {}
     for size, points in grid.items():
         best, reason = recommend(points)
@@ -102,7 +102,7 @@ def _print_grid(grid: dict[int, list[DepthPoint]]) -> None:
         best, reason = recommend(points)
         print(f"\nconcurrency {size}\n{format_grid(points)}")
         print(f"recommended: --speculative-num-steps {best.steps} ({reason})")
-        print(f"largest spread between repeats: {max(point.spread for point in points):.1%}")
+        print(f"slowest repeat against the fastest, at most: {max(point.spread for point in points):+.0%}")
 
 
 async def _server_subject(args: SweepArgs) -> Subject:

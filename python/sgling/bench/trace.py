@@ -34,11 +34,10 @@ def one_prompt(args: TraceArgs) -> Prompt:
 def round_ms(engine: Any, prompt: Prompt) -> float:
     """Milliseconds per decode step of one run, first chunk to last."""
     params = {"temperature": 0.0, "max_new_tokens": prompt.output_len, "ignore_eos": True}
-    arrivals = []
-    for chunk in engine.generate(input_ids=prompt.ids, sampling_params=params, stream=True):
-        arrivals.append(time.perf_counter())
-    meta = chunk["meta_info"]
-    return 1000 * (arrivals[-1] - arrivals[0]) / (meta.get("spec_verify_ct") or meta["completion_tokens"] - 1)
+    chunks = engine.generate(input_ids=prompt.ids, sampling_params=params, stream=True)
+    arrivals = [(time.perf_counter(), chunk["meta_info"]) for chunk in chunks]
+    (first, _), (last, meta) = arrivals[0], arrivals[-1]
+    return 1000 * (last - first) / (meta.get("spec_verify_ct") or meta["completion_tokens"] - 1)
 
 
 def record(engine: Any, prompt: Prompt, args: TraceArgs) -> tuple[list[str], Calibration]:

@@ -12,6 +12,7 @@ from typing import Any
 from .generator.base import Sample
 
 CODE_BLOCK = re.compile(r"```python\n(.*?)```", re.S)
+EXAMPLE = re.compile(r"`(\w+\(.*\))`(?: returns |返回)`(.*)`")
 CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.S)
 PAIR = re.compile(r"<arg_key>(.*?)</arg_key>\n<arg_value>(.*?)</arg_value>", re.S)
 
@@ -48,7 +49,10 @@ def run_tests(code: str, tests: list[tuple[str, str]]) -> bool:
     lines = [f"assert {call} == {result}" for call, result in tests]
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-S", "-c", code + "\n" + "\n".join(lines)], capture_output=True, timeout=10, check=False
+            [sys.executable, "-I", "-S", "-c", code + "\n" + "\n".join(lines)],
+            capture_output=True,
+            timeout=10,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return False
@@ -56,14 +60,16 @@ def run_tests(code: str, tests: list[tuple[str, str]]) -> bool:
 
 
 def judge_code(text: str, check: dict[str, Any]) -> dict[str, bool]:
-    blocks = CODE_BLOCK.findall(text)
-    if not blocks:
-        return {"parses": False, "passes": False}
+    """parses: valid Python; passes: right results for the test calls; example: the result it states is its own."""
+    blocks, examples = CODE_BLOCK.findall(text), EXAMPLE.findall(text)
     try:
         ast.parse(blocks[0])
-    except SyntaxError:
-        return {"parses": False, "passes": False}
-    return {"parses": True, "passes": run_tests(blocks[0], check["run"])}
+    except (IndexError, SyntaxError):
+        return {"parses": False, "passes": False, "example": False}
+    results = {"parses": True, "passes": run_tests(blocks[0], check["run"])}
+    if examples or "class " not in blocks[0]:
+        results["example"] = bool(examples) and run_tests(blocks[0], examples[:1])
+    return results
 
 
 def judge(sample: Sample, text: str, ended: bool) -> dict[str, bool]:

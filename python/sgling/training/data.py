@@ -17,7 +17,7 @@ MAX_DOCUMENT = 4096
 
 
 class Block(NamedTuple):
-    """``tokens`` int32 [N]; ``answer`` bool [N], True where a token was written by the assistant; ``starts`` int32, document starts."""
+    """``tokens`` int32 [N]; ``answer`` bool [N], True on tokens of the assistant; ``starts`` int32, document starts."""
 
     tokens: np.ndarray
     answer: np.ndarray
@@ -84,9 +84,12 @@ def make_block(tokenizer: Tokenizer, seed: str, index: int, length: int) -> Bloc
 def _worker(queue: mp.Queue, seed: str, first: int, step: int, length: int) -> None:
     tokenizer = load_tokenizer()
     index = first
-    while True:
-        queue.put(make_block(tokenizer, seed, index, length))
-        index += step
+    try:
+        while True:
+            queue.put(make_block(tokenizer, seed, index, length))
+            index += step
+    except Exception as error:
+        queue.put(RuntimeError(f"block {index}: {error!r}"))
 
 
 class BlockStream:
@@ -108,11 +111,13 @@ class BlockStream:
         self._turn = 0
 
     def next(self) -> Block:
-        """The next block in index order."""
+        """The next block in index order. Raises RuntimeError when a worker failed to make it."""
         if self.tokenizer is not None:
             block = make_block(self.tokenizer, self.seed, self.index, self.length)
         else:
             block = self.queues[self._turn].get()
+            if isinstance(block, RuntimeError):
+                raise block
             self._turn = (self._turn + 1) % len(self.queues)
         self.index += 1
         return block

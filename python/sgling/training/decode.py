@@ -1,4 +1,4 @@
-"""Batched token-by-token generation with the training model: recurrent KDA states and cached MLA keys, one CUDA graph a step.
+"""Batched token-by-token generation with the training model: KDA states, cached MLA keys, one CUDA graph a step.
 
 Prompts are fed token by token too, so sequences of different length share a batch and need no separate prefill.
 """
@@ -16,7 +16,9 @@ from .ops import linear, rms_norm
 class Decoder:
     """Generates for ``prompts`` (lists of ids) up to ``length`` tokens in all. ``temperature`` 0 means greedy."""
 
-    def __init__(self, model: Pico, prompts: list[list[int]], length: int, stop: tuple[int, int], temperature: float = 0.0) -> None:
+    def __init__(
+        self, model: Pico, prompts: list[list[int]], length: int, stop: tuple[int, int], temperature: float = 0.0
+    ) -> None:
         """``stop``: (end id, pad id)."""
         self.model, self.length, self.stop, self.temperature = model, length, stop, temperature
         device = model.norm.device

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from .checks import judge
 from .decode import Decoder
-from .generator.base import HELD_OUT, NEW_FAMILY, Sample
+from .generator.base import HELD_OUT, NEW_FAMILY, NEW_PROMPT, Sample
 from .generator.mix import SCENARIOS, draw, render_prompt
 from .losses import Rows, chain_hiddens, rows_layout
 from .model import Pico
@@ -28,7 +28,9 @@ class Generated(NamedTuple):
     answers: list[list[int]]
 
 
-def generate_answers(model: Pico, tokenizer: Tokenizer, samples: list[Sample], length: int, temperature: float = 0.0) -> Generated:
+def generate_answers(
+    model: Pico, tokenizer: Tokenizer, samples: list[Sample], length: int, temperature: float = 0.0
+) -> Generated:
     """Answers by the model; prompts too long for ``length`` are left out."""
     kept, prompts = [], []
     for sample in samples:
@@ -51,7 +53,9 @@ def quality(generated: Generated, tokenizer: Tokenizer, length: int) -> dict[str
 
 
 @torch.no_grad()
-def draft_hits(model: Pico, prompts: list[list[int]], answers: list[list[int]], length: int, depth: int) -> torch.Tensor:
+def draft_hits(
+    model: Pico, prompts: list[list[int]], answers: list[list[int]], length: int, depth: int
+) -> torch.Tensor:
     """bool [R, depth, length]: whether draft j started at position p equals the generated token p + 1 + j."""
     device = model.norm.device
     text = torch.full((len(prompts), length), PAD_ID, dtype=torch.int64, device=device)
@@ -70,7 +74,10 @@ def draft_hits(model: Pico, prompts: list[list[int]], answers: list[list[int]], 
 
 
 def accept_run(hits: torch.Tensor, first: int, last: int, width: int) -> list[int]:
-    """Accept lengths of the rounds that generate tokens ``first`` ... ``last``; hits [depth, length]; token ``first`` is the prefill's."""
+    """Accept lengths of the rounds that generate tokens ``first`` ... ``last``; hits [depth, length].
+
+    Token ``first`` comes from the prefill, not from a round.
+    """
     rounds, position = [], first - 1
     while position + 1 < last:
         accepted = 0
@@ -95,25 +102,29 @@ def accept_report(model: Pico, generated: Generated, length: int) -> dict[str, A
     reached = [sum(count > step for count in wide) for step in range(8)]
     conditional = [round(reached[step + 1] / max(1, reached[step]), 3) for step in range(7)]
     return {
-        "accept_length_4": round(sum(rounds[4]) / max(1, len(rounds[4])), 3), "accept_length_8": round(sum(wide) / len(wide), 3),
+        "accept_length_4": round(sum(rounds[4]) / max(1, len(rounds[4])), 3),
+        "accept_length_8": round(sum(wide) / len(wide), 3),
         "acceptance_by_position": conditional,
     }
 
 
 def evaluate(model: Pico, tokenizer: Tokenizer, count: int, length: int) -> dict[str, Any]:
-    """Per scenario: held-out quality, unseen-family quality, accept lengths, and three example answers."""
+    """Per scenario: quality of new prompts, held-out slots and new families; accept lengths; four example answers.
+
+    Accept lengths are measured on answers to new prompts without thinking, which is what the server sees most.
+    """
     model.eval()
     report: dict[str, Any] = {}
     for scenario in SCENARIOS:
-        samples = [draw(scenario, f"eval:{index}", HELD_OUT) for index in range(count)]
+        samples = [draw(scenario, f"eval:{index}", NEW_PROMPT) for index in range(count)]
         generated = generate_answers(model, tokenizer, samples, length)
-        entry: dict[str, Any] = {"held_out": quality(generated, tokenizer, length)}
+        entry: dict[str, Any] = {"new_prompt": quality(generated, tokenizer, length)}
         plain = [index for index, sample in enumerate(generated.samples) if not sample.enable_thinking][:48]
         subset = Generated(*([part[index] for index in plain] for part in generated))
         entry |= accept_report(model, subset, length)
-        if scenario != "small_talk":
-            fresh = [draw(scenario, f"eval:{index}", NEW_FAMILY) for index in range(count // 2)]
-            entry["new_family"] = quality(generate_answers(model, tokenizer, fresh, length), tokenizer, length)
+        for split in (HELD_OUT, NEW_FAMILY) if scenario != "small_talk" else ():
+            fresh = [draw(scenario, f"eval:{index}", split) for index in range(count)]
+            entry[split] = quality(generate_answers(model, tokenizer, fresh, length), tokenizer, length)
         entry["examples"] = [
             tokenizer.decode(prompt[-60:] + answer, skip_special_tokens=False)
             for prompt, answer in list(zip(generated.prompts, generated.answers, strict=True))[:4]

@@ -74,7 +74,7 @@ def disk_dtype(name: str) -> torch.dtype:
 
 @torch.no_grad()
 def round_to_disk(model: Pico) -> None:
-    """Rounds the master weights to the values a checkpoint holds, so that drafters train on the weights that are served."""
+    """Rounds the master weights to the values on disk, so that drafters train on the weights that are served."""
     for name, view in public_tensors(model):
         view.copy_(view.to(disk_dtype(name)))
 

@@ -13,7 +13,7 @@ from .ops import Layout, compiled, linear, rms_norm
 
 
 def targets(tokens: torch.Tensor, layout: Layout, ahead: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Label of position p is token p + ``ahead``; valid only inside the same document. -> (labels [N], valid bool [N])."""
+    """Label of position p is token p + ``ahead``, valid only inside the document. -> (labels [N], valid bool [N])."""
     documents = layout.documents
     valid = documents.roll(-ahead) == documents
     valid[-ahead:] = False
@@ -21,7 +21,9 @@ def targets(tokens: torch.Tensor, layout: Layout, ahead: int) -> tuple[torch.Ten
 
 
 @compiled
-def cross_entropy(hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def cross_entropy(
+    hidden: torch.Tensor, head: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Weighted sum of token losses and of correct top-1 predictions, divided by the weight sum."""
     logits = linear(hidden, head).float()
     losses = F.cross_entropy(logits, labels, reduction="none")
@@ -39,7 +41,9 @@ class StepLosses(NamedTuple):
     nextn_hits: torch.Tensor
 
 
-def joint_losses(model: Pico, tokens: torch.Tensor, answer: torch.Tensor, layout: Layout, prompt_weight: float) -> StepLosses:
+def joint_losses(
+    model: Pico, tokens: torch.Tensor, answer: torch.Tensor, layout: Layout, prompt_weight: float
+) -> StepLosses:
     """Next-token and NEXTN losses of one stream; tokens outside assistant turns count ``prompt_weight``."""
     hidden = model.trunk(tokens, layout)
     drafted = model.draft(tokens, hidden, layout)
@@ -76,7 +80,7 @@ def chain_attention(q: torch.Tensor, past: Chain, own: list[Chain], blocked: tor
 
 
 class Rows(NamedTuple):
-    """Rows of packed documents for the chain loss: tokens int64 [R, L], answer bool [R, L], documents, positions int64 [R, L]."""
+    """Rows of packed documents for the chain loss, all [R, L]: tokens, documents, positions int64; answer bool."""
 
     tokens: torch.Tensor
     answer: torch.Tensor
@@ -114,7 +118,9 @@ def chain_hiddens(model: Pico, rows: Rows, hidden: torch.Tensor, steps: int) -> 
 
 
 @compiled
-def soft_cross_entropy(hidden: torch.Tensor, head: torch.Tensor, teacher: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def soft_cross_entropy(
+    hidden: torch.Tensor, head: torch.Tensor, teacher: torch.Tensor, weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Cross entropy against the trunk's distribution, and the share of positions whose top-1 agrees."""
     logits = linear(hidden, head).float()
     teacher_logits = linear(teacher, head).float()
@@ -124,15 +130,19 @@ def soft_cross_entropy(hidden: torch.Tensor, head: torch.Tensor, teacher: torch.
     return (losses * weights).sum() / total, (hits * weights).sum() / total
 
 
-def chain_losses(model: Pico, rows: Rows, hidden: torch.Tensor, steps: int) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Loss and top-1 agreement with the trunk of every chain step; step j at start p is judged at trunk position p + j."""
+def chain_losses(
+    model: Pico, rows: Rows, hidden: torch.Tensor, steps: int
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Loss and top-1 agreement with the trunk of every chain step; step j of start p is judged at position p + j."""
     losses, hits = [], []
     for step, drafted in enumerate(chain_hiddens(model, rows, hidden, steps), start=1):
         teacher = hidden.roll(-step, 1)
         ahead = step + 1
         valid = (rows.documents.roll(-ahead, 1) == rows.documents) & rows.answer.roll(-ahead, 1)
         valid[:, -ahead:] = False
-        loss, hit = soft_cross_entropy(drafted.flatten(0, 1), model.head, teacher.flatten(0, 1), valid.flatten().float())
+        loss, hit = soft_cross_entropy(
+            drafted.flatten(0, 1), model.head, teacher.flatten(0, 1), valid.flatten().float()
+        )
         losses.append(loss)
         hits.append(hit)
     return losses, hits

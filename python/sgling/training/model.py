@@ -1,7 +1,7 @@
 """The trainable BailingMoeV3 model of the embedded checkpoint: trunk and NEXTN layer over flat token streams.
 
-Linear weights that are used together are stacked in one parameter; ``export.py`` gives them their public names. Master weights are
-fp32; activations take the dtype of ``Pico.dtype`` (bf16 on a GPU). Experts are computed densely with a mask.
+Linear weights that are used together are stacked in one parameter; ``export.py`` gives them their public names. Master
+weights are fp32; activations take ``Pico.dtype`` (bf16 on a GPU). Experts are computed densely with a mask.
 """
 
 from __future__ import annotations
@@ -86,8 +86,9 @@ class MLASizes(NamedTuple):
 
 
 @compiled
-def mla_inputs(x, norm, eps, q_proj, kv_a, kv_norm, kv_b, gate, positions, sizes):
+def mla_inputs(x, weights, eps, positions, sizes):
     """Input norm and projections: -> q, k [N, H, nope+rope], v [N, H, value], gate logits [N, H]."""
+    norm, q_proj, kv_a, kv_norm, kv_b, gate = weights
     h = rms_norm(x, norm, eps)
     count = h.shape[0]
     q = linear(h, q_proj).reshape(count, sizes.heads, sizes.nope + sizes.rope)
@@ -115,7 +116,11 @@ class MLA(nn.Module):
         d = config.hidden_size
         self.eps = config.rms_norm_eps
         self.sizes = MLASizes(
-            config.num_attention_heads, config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim, config.kv_lora_rank,
+            config.num_attention_heads,
+            config.qk_nope_head_dim,
+            config.qk_rope_head_dim,
+            config.v_head_dim,
+            config.kv_lora_rank,
             config.rope_theta,
         )
         heads, nope, pe, value, latent, _ = self.sizes
@@ -128,9 +133,8 @@ class MLA(nn.Module):
         self.dense = matrix(d, heads * value, std=0.02)
 
     def inputs(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return mla_inputs(
-            x, self.input_norm, self.eps, self.q_proj, self.kv_a, self.kv_norm, self.kv_b, self.gate, positions, self.sizes
-        )
+        weights = (self.input_norm, self.q_proj, self.kv_a, self.kv_norm, self.kv_b, self.gate)
+        return mla_inputs(x, weights, self.eps, positions, self.sizes)
 
     def forward(self, x: torch.Tensor, layout: Layout) -> torch.Tensor:
         q, k, v, gate = self.inputs(x, layout.positions)
@@ -145,9 +149,10 @@ def dense_block(x, norm, eps, gate, up, down):
 
 
 @compiled
-def moe_block(x, norm, eps, router_weight, bias, experts, shared, router, limits):
+def moe_block(x, norm, eps, selection, experts, shared, router, limits):
     """Norm, routed experts (dense with a mask), shared expert, residual: -> (x, chosen count per expert [E])."""
     h = rms_norm(x, norm, eps)
+    router_weight, bias = selection
     weights = ops.route(torch.nn.functional.linear(h.float(), router_weight.to(h.dtype).float()), bias, router)
     gate, up, down = experts
     count, width = gate.shape[0], gate.shape[1]
@@ -180,19 +185,35 @@ class MoE(nn.Module):
         d, width, count = config.hidden_size, config.moe_intermediate_size, config.num_experts
         shared = config.moe_shared_expert_intermediate_size
         self.eps = config.rms_norm_eps
-        self.router = Router(config.n_group, config.topk_group, config.num_experts_per_tok, config.routed_scaling_factor)
+        self.router = Router(
+            config.n_group, config.topk_group, config.num_experts_per_tok, config.routed_scaling_factor
+        )
         self.limits = (config.routed_limit(layer), config.shared_limit(layer))
         self.post_norm = nn.Parameter(torch.ones(d))
         self.router_weight = matrix(count, d)
         self.register_buffer("expert_bias", torch.zeros(count))
         self.register_buffer("load", torch.zeros(count), persistent=False)
-        self.gate, self.up, self.down = matrix(count, width, d), matrix(count, width, d), matrix(count, d, width, std=0.02)
-        self.shared_gate, self.shared_up, self.shared_down = matrix(shared, d), matrix(shared, d), matrix(d, shared, std=0.02)
+        self.gate, self.up, self.down = (
+            matrix(count, width, d),
+            matrix(count, width, d),
+            matrix(count, d, width, std=0.02),
+        )
+        self.shared_gate, self.shared_up, self.shared_down = (
+            matrix(shared, d),
+            matrix(shared, d),
+            matrix(d, shared, std=0.02),
+        )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x, chosen = moe_block(
-            x, self.post_norm, self.eps, self.router_weight, self.expert_bias, (self.gate, self.up, self.down),
-            (self.shared_gate, self.shared_up, self.shared_down), self.router, self.limits,
+            x,
+            self.post_norm,
+            self.eps,
+            (self.router_weight, self.expert_bias),
+            (self.gate, self.up, self.down),
+            (self.shared_gate, self.shared_up, self.shared_down),
+            self.router,
+            self.limits,
         )
         if self.training:
             self.load += chosen
@@ -267,7 +288,7 @@ class Pico(nn.Module):
         return rms_norm(x, self.norm, self.config.rms_norm_eps)
 
     def draft(self, tokens: torch.Tensor, hidden: torch.Tensor, layout: Layout) -> torch.Tensor:
-        """NEXTN hidden of every position p from token p+1 and hidden p (the last token of the stream wraps; never scored)."""
+        """NEXTN hidden of every position p from token p+1 and hidden p (the stream's last one wraps, never scored)."""
         return self.nextn(self.embed(tokens.roll(-1)), hidden, layout)
 
     def moe_layers(self) -> list[MoE]:

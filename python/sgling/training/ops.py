@@ -1,6 +1,7 @@
 """Differentiable pieces of the training forward, on flat token streams with document boundaries.
 
-Shapes: N tokens, H heads, K head size, d hidden size. Each function is pure; ``compiled`` wraps the pointwise-heavy ones on a GPU.
+Shapes: N tokens, H heads, K head size, d hidden size. Each function is pure; ``compiled`` wraps the pointwise-heavy
+ones on a GPU.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 
 
 class Layout(NamedTuple):
-    """Where documents lie in a flat stream: positions int64 [N], document ids int64 [N], bounds [D+1] in three forms, longest length."""
+    """Where documents lie in a flat stream: positions and document ids int64 [N], bounds [D+1] in three forms."""
 
     positions: torch.Tensor
     documents: torch.Tensor
@@ -30,7 +31,9 @@ def make_layout(starts: list[int], length: int, device: torch.device | str) -> L
     documents = torch.repeat_interleave(torch.arange(len(starts)), sizes)
     positions = torch.arange(length) - bounds[:-1][documents]
     longest = int(sizes.max())
-    return Layout(positions.to(device), documents.to(device), bounds.to(device, torch.int32), bounds.to(device), bounds, longest)
+    return Layout(
+        positions.to(device), documents.to(device), bounds.to(device, torch.int32), bounds.to(device), bounds, longest
+    )
 
 
 def linear(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -69,8 +72,10 @@ def l2_normalize(x: torch.Tensor) -> torch.Tensor:
     return wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + 1e-6)
 
 
-def kda_recurrence(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Delta rule token by token, state reset at document starts. q, k, v, g [N, H, K], beta [N, H] -> [N, H, K]; any device, slow."""
+def kda_recurrence(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """Delta rule token by token, state reset at document starts: q, k, v, g [N, H, K], beta [N, H]. Slow."""
     scale = q.shape[-1] ** -0.5
     q, k, v, decay = l2_normalize(q) * scale, l2_normalize(k), v.float(), g.exp()
     state = torch.zeros(*q.shape[1:], v.shape[-1], dtype=torch.float32, device=q.device)
@@ -84,14 +89,33 @@ def kda_recurrence(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.T
     return torch.stack(outputs)
 
 
-def kda_chunked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, f: torch.Tensor, beta: torch.Tensor, gate: tuple[torch.Tensor, torch.Tensor, float], layout: Layout) -> torch.Tensor:
+def kda_chunked(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    f: torch.Tensor,
+    beta: torch.Tensor,
+    gate: tuple[torch.Tensor, torch.Tensor, float],
+    layout: Layout,
+) -> torch.Tensor:
     """The same on a GPU in chunks (fla-core); ``gate`` is (A_log, dt_bias, lower bound), applied inside the kernel."""
     from fla.ops.kda import chunk_kda
 
     a_log, dt_bias, bound = gate
     out, _ = chunk_kda(
-        q=q[None], k=k[None], v=v[None], g=f[None], beta=beta[None], A_log=a_log, dt_bias=dt_bias, use_qk_l2norm_in_kernel=True,
-        use_gate_in_kernel=True, safe_gate=True, lower_bound=bound, cu_seqlens=layout.bounds_long, cu_seqlens_cpu=layout.bounds_cpu,
+        q=q[None],
+        k=k[None],
+        v=v[None],
+        g=f[None],
+        beta=beta[None],
+        A_log=a_log,
+        dt_bias=dt_bias,
+        use_qk_l2norm_in_kernel=True,
+        use_gate_in_kernel=True,
+        safe_gate=True,
+        lower_bound=bound,
+        cu_seqlens=layout.bounds_long,
+        cu_seqlens_cpu=layout.bounds_cpu,
         disable_recompute=True,
     )
     return out[0]

@@ -1,4 +1,4 @@
-"""Optimizer of the embedded model: Muon for hidden matrices (batched by shape), AdamW for the rest, one learning-rate factor."""
+"""Optimizer of the embedded model: Muon for hidden matrices (batched by shape), AdamW for the rest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:
 
 
 def orthogonalize(gradient: torch.Tensor, steps: int = 5) -> torch.Tensor:
-    """Approximate UV^T of a batch of matrices [n, r, c] by the quintic Newton-Schulz iteration (Muon's coefficients)."""
+    """Approximate UV^T of matrices [n, r, c] by the quintic Newton-Schulz iteration (Muon's coefficients)."""
     a, b, c = 3.4445, -4.7750, 2.0315
     x = gradient.bfloat16() if gradient.is_cuda else gradient.float()
     wide = x.shape[-2] <= x.shape[-1]
@@ -31,7 +31,13 @@ def orthogonalize(gradient: torch.Tensor, steps: int = 5) -> torch.Tensor:
 class PicoOptimizer:
     """Muon + AdamW over named parameters; ``step(factor)`` scales both base learning rates by ``factor``."""
 
-    def __init__(self, named: list[tuple[str, nn.Parameter]], muon_rate: float = 0.02, adam_rate: float = 3e-3, momentum: float = 0.95) -> None:
+    def __init__(
+        self,
+        named: list[tuple[str, nn.Parameter]],
+        muon_rate: float = 0.02,
+        adam_rate: float = 3e-3,
+        momentum: float = 0.95,
+    ) -> None:
         self.muon_rate, self.adam_rate, self.momentum = muon_rate, adam_rate, momentum
         self.matrices = [parameter for name, parameter in named if is_hidden_matrix(name, parameter)]
         self.others = [parameter for name, parameter in named if not is_hidden_matrix(name, parameter)]

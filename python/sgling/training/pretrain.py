@@ -2,23 +2,22 @@
 
     python -m sgling.training.pretrain --output DIR --seconds 420 --nextn-seconds 80 --workers 14 --compile
 
-Stages end by wall clock (``--seconds``) or, for tests, by step count (``--steps``). A checkpoint is written every minute; ``--resume``
-continues from it with the same data, because every data block is a function of (seed, index).
+Stages end by wall clock (``--seconds``) or, for tests, by step count (``--steps``). A checkpoint is written every
+minute; ``--resume`` continues from it with the same data, because every data block is a function of (seed, index).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 import torch
 
 from sgling.srt.config.model_config import ModelConfig
+from sgling.srt.config.train_args import PretrainOptions
 
 from . import ops
 from .data import Block, BlockStream, load_tokenizer
@@ -34,30 +33,6 @@ PROMPT_WEIGHT = 0.2
 CHAIN_DECAY = 0.85
 ANSWERS_ONLY_FROM = 0.8
 """Share of the joint stage after which only assistant tokens are scored."""
-
-
-@dataclass
-class Options:
-    """Everything that defines a run."""
-
-    output: Path
-    seconds: float = 420.0
-    nextn_seconds: float = 80.0
-    steps: int | None = None
-    nextn_steps: int | None = None
-    tokens: int = 131072
-    row: int = 2048
-    chain: int = 5
-    workers: int = 0
-    seed: str = "pico-1"
-    compile: bool = False
-    init: Path | None = None
-    resume: Path | None = None
-    rate: float = 1.0
-    evaluate: int = 0
-    evaluate_length: int = 1280
-    config: Path = PICO_DIR
-    log_every: int = 20
 
 
 class Clock:
@@ -114,14 +89,14 @@ def to_rows(block: Block, row: int, device: str) -> Rows:
 class Run:
     """One training run: model, data, clock and files."""
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: PretrainOptions) -> None:
         self.options = options
         self.stream = BlockStream(options.seed, options.tokens, options.workers)
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.manual_seed(1)
         ops.use_compile(options.compile)
         dtype = torch.bfloat16 if self.device == "cuda" else torch.float32
-        self.model = Pico(ModelConfig.from_dir(options.config), dtype).to(self.device)
+        self.model = Pico(ModelConfig.from_dir(options.config or PICO_DIR), dtype).to(self.device)
         if options.init:
             read_checkpoint(self.model, options.init)
         self.journal = Journal(options.output / "metrics.jsonl")
@@ -129,7 +104,14 @@ class Run:
         self.saved = json_state(options.resume)
 
     def save(self, stage: str, step: int, elapsed: float, optimizer: PicoOptimizer) -> None:
-        state = {"stage": stage, "step": step, "elapsed": elapsed, "block": self.stream.index, "model": self.model.state_dict(), "optimizer": optimizer.state_dict()}
+        state = {
+            "stage": stage,
+            "step": step,
+            "elapsed": elapsed,
+            "block": self.stream.index,
+            "model": self.model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+        }
         torch.save(state, self.checkpoint)
 
     def restart_stream(self, index: int) -> None:
@@ -179,7 +161,11 @@ class Run:
         plain = {name: round(float(torch.as_tensor(value).detach()), 5) for name, value in values.items()}
         speed = step * self.options.tokens / max(elapsed, 1e-6)
         self.journal.write(stage=stage, step=step, elapsed=round(elapsed, 2), tokens_per_s=round(speed), **plain)
-        self.journal.bar(stage, progress, f"step {step} {speed / 1e3:.0f}k tok/s " + " ".join(f"{k} {v:.3f}" for k, v in plain.items()))
+        self.journal.bar(
+            stage,
+            progress,
+            f"step {step} {speed / 1e3:.0f}k tok/s " + " ".join(f"{k} {v:.3f}" for k, v in plain.items()),
+        )
 
     def nextn_step(self, progress: float, optimizer: PicoOptimizer, step: int) -> dict[str, Any]:
         rows = to_rows(self.stream.next(), self.options.row, self.device)
@@ -191,7 +177,9 @@ class Run:
         optimizer.step(factor)
         optimizer.zero_grad()
         self.model.nextn.layer.ffn.update_bias(1e-3 * factor)
-        named = {f"loss_{index + 1}": loss for index, loss in enumerate(losses)} | {f"hit_{index + 1}": hit for index, hit in enumerate(hits)}
+        named = {f"loss_{index + 1}": loss for index, loss in enumerate(losses)} | {
+            f"hit_{index + 1}": hit for index, hit in enumerate(hits)
+        }
         return {**named, "factor": factor}
 
     def nextn(self) -> None:
@@ -221,8 +209,14 @@ class Run:
             started = time.monotonic()
             report = evaluate(self.model, load_tokenizer(), self.options.evaluate, self.options.evaluate_length)
             report["seconds"] = round(time.monotonic() - started, 1)
-            (self.options.output / "evaluation.json").write_text(json.dumps(report, ensure_ascii=False, indent=1), encoding="utf-8")
-            short = {name: {k: v for k, v in entry.items() if k != "examples"} for name, entry in report.items() if isinstance(entry, dict)}
+            (self.options.output / "evaluation.json").write_text(
+                json.dumps(report, ensure_ascii=False, indent=1), encoding="utf-8"
+            )
+            short = {
+                name: {k: v for k, v in entry.items() if k != "examples"}
+                for name, entry in report.items()
+                if isinstance(entry, dict)
+            }
             print(json.dumps(short, ensure_ascii=False, indent=1))
 
 
@@ -231,7 +225,7 @@ def json_state(path: Path | None) -> dict[str, Any] | None:
     return None if path is None else torch.load(path, map_location="cpu", weights_only=True)
 
 
-def train(options: Options) -> Run:
+def train(options: PretrainOptions) -> Run:
     """All stages; stages of zero length are skipped."""
     run = Run(options)
     if options.steps != 0 and options.seconds > 0 and not (run.saved and run.saved["stage"] == "nextn"):
@@ -242,18 +236,5 @@ def train(options: Options) -> Run:
     return run
 
 
-def parse_options() -> Options:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in Options.__dataclass_fields__.items():
-        flag = "--" + name.replace("_", "-")
-        if name == "compile":
-            parser.add_argument(flag, action="store_true")
-        else:
-            kind = {"output": Path, "init": Path, "resume": Path, "config": Path, "seed": str, "seconds": float, "nextn_seconds": float, "rate": float}.get(name, int)
-            fallback = None if name == "output" else default.default
-            parser.add_argument(flag, type=kind, default=fallback, required=name == "output")
-    return Options(**vars(parser.parse_args()))
-
-
 if __name__ == "__main__":
-    train(parse_options())
+    train(PretrainOptions.parse("sgling.training.pretrain"))

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator
 from itertools import islice
@@ -14,15 +13,34 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from sgling.srt.config.train_args import TokenizerOptions
+
 from .generator.mix import PICO_DIR, documents
 
 BPE_SIZE = 6081
 """Ids 0 ... 6080 are BPE; 31 special tokens follow; the model's 6,144 rows are padded above that."""
 
 SPECIAL_TOKENS = (
-    "<|endoftext|>", "<|role_end|>", "<|startoftext|>", "[gMASK]", "<role>", "</role>", "<think>", "</think>", "<tools>", "</tools>",
-    "<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "<tool_response>", "</tool_response>",
-    "<|mask|>", *(f"<|reserved_{index}|>" for index in range(12)),
+    "<|endoftext|>",
+    "<|role_end|>",
+    "<|startoftext|>",
+    "[gMASK]",
+    "<role>",
+    "</role>",
+    "<think>",
+    "</think>",
+    "<tools>",
+    "</tools>",
+    "<tool_call>",
+    "</tool_call>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<tool_response>",
+    "</tool_response>",
+    "<|mask|>",
+    *(f"<|reserved_{index}|>" for index in range(12)),
 )
 PAD_ID, EOS_ID = BPE_SIZE, BPE_SIZE + 1
 
@@ -45,12 +63,15 @@ def training_texts(count: int, seed: str) -> Iterator[str]:
         yield text
 
 
-def train(count: int = 60_000, seed: str = "tokenizer") -> Tokenizer:
+def train(count: int = 30_000, seed: str = "tokenizer") -> Tokenizer:
     """Trains on ``count`` documents; deterministic for a given generator and standard library."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=BPE_SIZE, min_frequency=2, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
@@ -67,24 +88,39 @@ def write(tokenizer: Tokenizer, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
     added = {
-        str(BPE_SIZE + index): {"content": text, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+        str(BPE_SIZE + index): {
+            "content": text,
+            "lstrip": False,
+            "normalized": False,
+            "rstrip": False,
+            "single_word": False,
+            "special": True,
+        }
         for index, text in enumerate(SPECIAL_TOKENS)
     }
     config = {
-        "added_tokens_decoder": added, "bos_token": None, "eos_token": "<|role_end|>", "pad_token": "<|endoftext|>",
-        "clean_up_tokenization_spaces": False, "model_max_length": 16384, "tokenizer_class": "PreTrainedTokenizerFast",
+        "added_tokens_decoder": added,
+        "bos_token": None,
+        "eos_token": "<|role_end|>",
+        "pad_token": "<|endoftext|>",
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": 16384,
+        "tokenizer_class": "PreTrainedTokenizerFast",
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    generation = {"eos_token_id": [EOS_ID, PAD_ID], "pad_token_id": PAD_ID, "temperature": 0.3, "top_p": 0.95, "top_k": 20}
+    generation = {
+        "eos_token_id": [EOS_ID, PAD_ID],
+        "pad_token_id": PAD_ID,
+        "temperature": 0.3,
+        "top_p": 0.95,
+        "top_k": 20,
+    }
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=PICO_DIR)
-    parser.add_argument("--documents", type=int, default=60_000)
-    args = parser.parse_args()
-    write(train(args.documents), args.output)
+    args = TokenizerOptions.parse("sgling.training.tokenizer")
+    write(train(args.documents), args.output or PICO_DIR)
 
 
 if __name__ == "__main__":

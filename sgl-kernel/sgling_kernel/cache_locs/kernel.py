@@ -6,8 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit
-def _window_kernel(table, rows, starts, locs, positions, table_width, W: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["W"])
+def _window_kernel(table, rows, starts, locs, positions, table_width, W, BLOCK: tl.constexpr):
     request = tl.program_id(0)
     row = tl.load(rows + request)
     j = tl.arange(0, BLOCK)
@@ -22,7 +22,7 @@ def window_locs(req_to_token: Tensor, req_pool_indices: Tensor, starts: Tensor, 
     bs = req_pool_indices.shape[0]
     out = torch.empty(2, bs * width, dtype=torch.int64, device=starts.device)
     _window_kernel[(bs,)](
-        req_to_token, req_pool_indices, starts, out[0], out[1], req_to_token.stride(0),
-        W=width, BLOCK=triton.next_power_of_2(width), num_warps=1,
+        req_to_token, req_pool_indices, starts, out[0], out[1], req_to_token.stride(0), width,
+        BLOCK=max(16, triton.next_power_of_2(width)), num_warps=1,
     )  # fmt: skip
     return out[0], out[1]

@@ -56,16 +56,22 @@ def _store_window(at, oldest, middle, newest, channel, mask, C: tl.constexpr):
     tl.store(at + 2 * C + channel, newest.to(at.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["W"])
 def _chain_kernel(
-    qkv, f, b, conv_weight, a_log, dt_bias, conv_pool, state_pool, slots, seq_lens, out,
-    store_x, store_k, store_v, store_g, store_beta, stride_qkv, stride_f, stride_b, lower_bound, scale, eps,
-    H: tl.constexpr, K: tl.constexpr, W: tl.constexpr, DEPTH: tl.constexpr, MODE: tl.constexpr,
+    inputs, strides, layer, conv_pool, state_pool, slots, seq_lens, out, store, constants, W,
+    H: tl.constexpr, K: tl.constexpr, DEPTH: tl.constexpr, MODE: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr,
 ):  # fmt: skip
-    """MODE 2 (replay) writes x, k, v, g, beta of a ring of DEPTH entries; 1 (staged) conv windows to ``store_x`` and
+    """inputs qkv, f, b and their row strides; layer conv_weight, a_log, dt_bias; constants lower_bound, scale, eps.
+
+    MODE 2 (replay) writes x, k, v, g, beta of a ring of DEPTH entries; 1 (staged) conv windows to ``store_x`` and
     states to ``store_g``, DEPTH per slot; 0 (decode, W = 1) the state itself."""
     tile, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    qkv, f, b = inputs
+    stride_qkv, stride_f, stride_b = strides
+    conv_weight, a_log, dt_bias = layer
+    store_x, store_k, store_v, store_g, store_beta = store
+    lower_bound, scale, eps = constants
     C: tl.constexpr = 3 * H * K
     slot = tl.load(slots + request)
     kc, vc = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
@@ -143,7 +149,7 @@ def _window_row(window, ring_x, base, start, index, channel, mask, C: tl.constex
     return tl.where(index < 3, old, new)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slots", "bs"])
 def _commit_kernel(
     conv_pool, state_pool, ring_x, ring_k, ring_v, ring_g, ring_beta, slots, seq_lens, accept_lens, num_slots, bs, eps,
     H: tl.constexpr, K: tl.constexpr, RING: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
@@ -183,9 +189,9 @@ def _chain(qkv: Tensor, f: Tensor, b: Tensor, p: KDAParams, pools: tuple, index:
     heads, dim = p.dt_bias.shape
     out = torch.empty(qkv.shape[0], heads, dim, dtype=qkv.dtype, device=qkv.device)
     _chain_kernel[(triton.cdiv(dim, VALUE_TILE), heads, slots.shape[0])](
-        qkv, f, b, p.conv_weight, p.a_log, p.dt_bias, conv_pool, state_pool, slots, seq_lens, out, *store[:5],
-        qkv.stride(0), f.stride(0), b.stride(0), p.lower_bound, dim**-0.5, L2_EPS,
-        H=heads, K=dim, W=width, DEPTH=store[5], MODE=mode, BK=triton.next_power_of_2(dim), BV=VALUE_TILE, num_warps=1,
+        (qkv, f, b), (qkv.stride(0), f.stride(0), b.stride(0)), (p.conv_weight, p.a_log, p.dt_bias),
+        conv_pool, state_pool, slots, seq_lens, out, store[:5], (p.lower_bound, dim**-0.5, L2_EPS), width,
+        H=heads, K=dim, DEPTH=store[5], MODE=mode, BK=triton.next_power_of_2(dim), BV=VALUE_TILE, num_warps=1,
     )  # fmt: skip
     return out
 

@@ -11,9 +11,7 @@ ROWS, COLUMNS = 16, 128
 
 
 @triton.jit
-def _conv_kernel(
-    x, window, weight, out, T, stride_x, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
+def _conv_kernel(x, window, weight, out, T, stride_x, C: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     t = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     c = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = (t < T)[:, None] & (c < C)[None, :]
@@ -29,7 +27,9 @@ def _conv_kernel(
 
 
 @triton.jit
-def _decay_kernel(f, a_log, dt_bias, out, stride_f, lower_bound, HK: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr):
+def _decay_kernel(
+    f, a_log, dt_bias, out, stride_f, lower_bound, HK: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr
+):
     t = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = c < HK

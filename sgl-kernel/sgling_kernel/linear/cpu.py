@@ -1,7 +1,7 @@
 """Matrix products on a CPU with large weights also kept in the library's blocked layout. Tested equal to the reference.
 
 torch's fp32 product takes a plain weight to MKL, which costs almost twice as much for two rows as for one and reaches
-half of what oneDNN reaches with a blocked weight on many rows (docs/decisions/0002-cpu-operators.md has the numbers).
+half of what oneDNN reaches with a blocked weight on many rows (docs/decisions/0006-cpu-operators.md has the numbers).
 """
 
 from typing import NamedTuple

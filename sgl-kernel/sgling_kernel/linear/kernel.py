@@ -12,9 +12,9 @@ from torch import Tensor
 BLOCK_K = 128  # part of the numerics of every decode product
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def _small_m_kernel(
-    x, w, out, M, stride_x, O: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+    x, w, out, M, stride_x, OUT: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
 ):
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.program_id(1) * BM + tl.arange(0, BM)
@@ -25,10 +25,10 @@ def _small_m_kernel(
     for start in range(0, K, BK):
         inside = k < K - start
         rows = tl.load(x_at + start, mask=(m < M)[:, None] & inside[None, :], other=0.0)
-        weights = tl.load(w_at + start, mask=(n < O)[None, :] & inside[:, None], other=0.0)
+        weights = tl.load(w_at + start, mask=(n < OUT)[None, :] & inside[:, None], other=0.0)
         acc = tl.dot(rows, weights, acc, input_precision="ieee")
-    mask = (m < M)[:, None] & (n < O)[None, :]
-    tl.store(out + m.to(tl.int64)[:, None] * O + n[None, :], acc.to(out.dtype.element_ty), mask=mask)
+    mask = (m < M)[:, None] & (n < OUT)[None, :]
+    tl.store(out + m.to(tl.int64)[:, None] * OUT + n[None, :], acc.to(out.dtype.element_ty), mask=mask)
 
 
 def small_m_linear(x: Tensor, w: Tensor, out_dtype: torch.dtype) -> Tensor:
@@ -40,7 +40,7 @@ def small_m_linear(x: Tensor, w: Tensor, out_dtype: torch.dtype) -> Tensor:
     bn = 64 if outputs >= 16384 else 32 if outputs >= 4096 else 16
     grid = (triton.cdiv(outputs, bn), triton.cdiv(count, bm))
     _small_m_kernel[grid](
-        x, w, out, count, x.stride(0), O=outputs, K=width, BM=bm, BN=bn, BK=BLOCK_K, num_warps=4, num_stages=5
+        x, w, out, count, x.stride(0), OUT=outputs, K=width, BM=bm, BN=bn, BK=BLOCK_K, num_warps=4, num_stages=5
     )
     return out
 

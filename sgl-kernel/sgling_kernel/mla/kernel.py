@@ -17,14 +17,15 @@ LOG2E = 1.4426950408889634
 COMBINE_COLUMNS = 128
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["W"])
 def _split_kernel(
-    q_lat, q_pe, kv_pool, req_to_token, rows, seq_lens, part_out, part_ml, table_width, scale_log2,
-    stride_ln, stride_lh, stride_pn, stride_ph,
-    H: tl.constexpr, W: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr,
+    queries, strides, kv_pool, req_to_token, rows, seq_lens, part_out, part_ml, table_width, scale_log2, W,
+    H: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr,
     BL: tl.constexpr, BR: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, P: tl.constexpr,
 ):  # fmt: skip
     program, tile, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    q_lat, q_pe = queries
+    stride_ln, stride_lh, stride_pn, stride_ph = strides  # row and head strides of both
     row = tl.load(rows + request)
     seq = tl.where(row > 0, tl.load(seq_lens + request), 0)
     total = seq + W
@@ -66,10 +67,10 @@ def _split_kernel(
         tl.store(part_ml + part * 2 + 1, mass, mask=valid)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["W"])
 def _combine_kernel(
-    part_out, part_ml, rows, seq_lens, out,
-    H: tl.constexpr, W: tl.constexpr, LATENT: tl.constexpr, SPLIT: tl.constexpr, P: tl.constexpr, BC: tl.constexpr,
+    part_out, part_ml, rows, seq_lens, out, W,
+    H: tl.constexpr, LATENT: tl.constexpr, SPLIT: tl.constexpr, P: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     m, request = tl.program_id(0), tl.program_id(2)
     seq = tl.where(tl.load(rows + request) > 0, tl.load(seq_lens + request), 0)
@@ -79,31 +80,32 @@ def _combine_kernel(
     peak = tl.load(part_ml + part * 2, mask=used, other=float("-inf"))
     mass = tl.load(part_ml + part * 2 + 1, mask=used, other=0.0)
     weight = tl.exp2(peak - tl.max(peak, 0))
-    value = tl.load(part_out + part[:, None] * LATENT + c[None, :], mask=used[:, None] & (c < LATENT)[None, :], other=0.0)
+    mask = used[:, None] & (c < LATENT)[None, :]
+    value = tl.load(part_out + part[:, None] * LATENT + c[None, :], mask=mask, other=0.0)
     total = tl.sum(value * weight[:, None], 0) / tl.sum(mass * weight, 0)
     at = (request.to(tl.int64) * (W * H) + m) * LATENT + c
     tl.store(out + at, total.to(out.dtype.element_ty), mask=c < LATENT)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N"])
 def _per_head_kernel(
     x, w, out, N, stride_n, stride_h,
-    H: tl.constexpr, I: tl.constexpr, O: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    H: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(1)
     n = tl.program_id(2) * BM + tl.arange(0, BM)
     o, k = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BK)
     acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for start in range(0, I, BK):
-        inside = k < I - start
+    for start in range(0, IN, BK):
+        inside = k < IN - start
         at = x + n.to(tl.int64)[:, None] * stride_n + head * stride_h + start + k[None, :]
         rows = tl.load(at, mask=(n < N)[:, None] & inside[None, :], other=0.0)
-        weights = w + (head * I + start + k)[:, None] * O + o[None, :]
+        weights = w + (head * IN + start + k)[:, None] * OUT + o[None, :]
         acc = tl.dot(
-            rows, tl.load(weights, mask=inside[:, None] & (o < O)[None, :], other=0.0), acc, input_precision="ieee"
+            rows, tl.load(weights, mask=inside[:, None] & (o < OUT)[None, :], other=0.0), acc, input_precision="ieee"
         )
-    at = out + (n.to(tl.int64)[:, None] * H + head) * O + o[None, :]
-    tl.store(at, acc.to(out.dtype.element_ty), mask=(n < N)[:, None] & (o < O)[None, :])
+    at = out + (n.to(tl.int64)[:, None] * H + head) * OUT + o[None, :]
+    tl.store(at, acc.to(out.dtype.element_ty), mask=(n < N)[:, None] & (o < OUT)[None, :])
 
 
 @triton.jit
@@ -152,16 +154,16 @@ def mla_decode(q_lat: Tensor, q_pe: Tensor, kv_pool: Tensor, ctx: PagedContext, 
     part_ml = torch.empty(bs, PROGRAMS, width * heads, 2, dtype=torch.float32, device=q_lat.device)
     out = torch.empty(rows, heads, latent, dtype=q_lat.dtype, device=q_lat.device)
     _split_kernel[(PROGRAMS, triton.cdiv(width * heads, ROW_TILE), bs)](
-        q_lat, q_pe, kv_pool, ctx.req_to_token, ctx.req_pool_indices, ctx.seq_lens, part_out, part_ml,
-        ctx.req_to_token.stride(0), scale * LOG2E, q_lat.stride(0), q_lat.stride(1), q_pe.stride(0), q_pe.stride(1),
-        H=heads, W=width, LATENT=latent, ROPE=rope, BL=max(16, triton.next_power_of_2(latent)),
+        (q_lat, q_pe), (*q_lat.stride()[:2], *q_pe.stride()[:2]), kv_pool, ctx.req_to_token, ctx.req_pool_indices,
+        ctx.seq_lens, part_out, part_ml, ctx.req_to_token.stride(0), scale * LOG2E, width,
+        H=heads, LATENT=latent, ROPE=rope, BL=max(16, triton.next_power_of_2(latent)),
         BR=max(16, triton.next_power_of_2(rope)), BM=ROW_TILE, BN=KV_TILE, SPLIT=SPLIT, P=PROGRAMS,
         num_warps=8, num_stages=2,
     )  # fmt: skip
     columns = min(COMBINE_COLUMNS, triton.next_power_of_2(latent))
     _combine_kernel[(width * heads, triton.cdiv(latent, columns), bs)](
-        part_out, part_ml, ctx.req_pool_indices, ctx.seq_lens, out,
-        H=heads, W=width, LATENT=latent, SPLIT=SPLIT, P=PROGRAMS, BC=columns, num_warps=4,
+        part_out, part_ml, ctx.req_pool_indices, ctx.seq_lens, out, width,
+        H=heads, LATENT=latent, SPLIT=SPLIT, P=PROGRAMS, BC=columns, num_warps=4,
     )  # fmt: skip
     return out
 
@@ -173,7 +175,7 @@ def per_head(x: Tensor, w: Tensor) -> Tensor:
     bm = 16 if count <= 16 else 32
     bn = 16 if outputs <= 128 else 64
     _per_head_kernel[(triton.cdiv(outputs, bn), heads, triton.cdiv(count, bm))](
-        x, w, out, count, x.stride(0), x.stride(1), H=heads, I=inner, O=outputs, BM=bm, BN=bn, BK=64,
+        x, w, out, count, x.stride(0), x.stride(1), H=heads, IN=inner, OUT=outputs, BM=bm, BN=bn, BK=64,
         num_warps=4, num_stages=4,
     )  # fmt: skip
     return out

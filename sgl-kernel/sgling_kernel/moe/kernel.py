@@ -1,4 +1,4 @@
-"""Routed experts and the shared expert for decode-sized batches, in two Triton nodes: up with SwiGLU, down with combine.
+"""Routed and shared experts of decode-sized batches in two Triton nodes: up with SwiGLU, down with combine.
 
 One (row, slot) pair is a matrix-vector product: no sorting, no padding, and a row's bits depend on that row alone. An
 expert chosen by several rows is read once from memory and again from L2. The last slot of a row is the shared expert.
@@ -56,37 +56,37 @@ def _up_kernel(
 @triton.jit
 def _down_kernel(
     hidden, w2, shared_w2, ids, weights, out,
-    D: tl.constexpr, I: tl.constexpr, TOP: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr, BI: tl.constexpr,
+    D: tl.constexpr, WIDTH: tl.constexpr, TOP: tl.constexpr, SLOTS: tl.constexpr, ROWS: tl.constexpr, BI: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1)
     d = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     i = tl.arange(0, BI)
-    at = d[:, None] * I + i[None, :]
-    mask = (d < D)[:, None] & (i < I)[None, :]
-    values = hidden + row.to(tl.int64) * (SLOTS * I) + i
+    at = d[:, None] * WIDTH + i[None, :]
+    mask = (d < D)[:, None] & (i < WIDTH)[None, :]
+    values = hidden + row.to(tl.int64) * (SLOTS * WIDTH) + i
     acc = tl.zeros((ROWS,), dtype=tl.float32)
     for slot in tl.static_range(TOP):
         expert = tl.load(ids + row * TOP + slot)
-        tile = tl.load(w2 + expert * (D * I) + at, mask=mask, other=0.0).to(tl.float32)
-        value = tl.load(values + slot * I, mask=i < I, other=0.0).to(tl.float32)
+        tile = tl.load(w2 + expert * (D * WIDTH) + at, mask=mask, other=0.0).to(tl.float32)
+        value = tl.load(values + slot * WIDTH, mask=i < WIDTH, other=0.0).to(tl.float32)
         acc += tl.load(weights + row * TOP + slot) * tl.sum(tile * value[None, :], 1)
     total = acc.to(out.dtype.element_ty)
     if SLOTS > TOP:
         tile = tl.load(shared_w2 + at, mask=mask, other=0.0).to(tl.float32)
-        value = tl.load(values + TOP * I, mask=i < I, other=0.0).to(tl.float32)
+        value = tl.load(values + TOP * WIDTH, mask=i < WIDTH, other=0.0).to(tl.float32)
         shared = tl.sum(tile * value[None, :], 1).to(out.dtype.element_ty)
         total = (total.to(tl.float32) + shared.to(tl.float32)).to(out.dtype.element_ty)
     tl.store(out + row.to(tl.int64) * D + d, total, mask=d < D)
 
 
 @triton.jit
-def _swiglu_kernel(gu, out, stride, limit, I: tl.constexpr, BLOCK: tl.constexpr):
+def _swiglu_kernel(gu, out, stride, limit, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     pair = 2 * (tl.program_id(1) * BLOCK) + tl.arange(0, 2 * BLOCK)
-    both = tl.load(gu + row * stride + pair, mask=pair < 2 * I, other=0.0).to(tl.float32)
+    both = tl.load(gu + row * stride + pair, mask=pair < 2 * WIDTH, other=0.0).to(tl.float32)
     gate, up = tl.split(tl.reshape(both, (BLOCK, 2)))
-    tl.store(out + row * I + i, _clamped_swiglu(gate, up, limit).to(out.dtype.element_ty), mask=i < I)
+    tl.store(out + row * WIDTH + i, _clamped_swiglu(gate, up, limit).to(out.dtype.element_ty), mask=i < WIDTH)
 
 
 @triton.jit
@@ -127,7 +127,7 @@ def experts_by_pair(
     )  # fmt: skip
     _down_kernel[(triton.cdiv(dim, DOWN_ROWS), rows)](
         hidden, experts.w2, extra.w2, ids, weights, out,
-        D=dim, I=width2 // 2, TOP=top, SLOTS=slots, ROWS=DOWN_ROWS, BI=triton.next_power_of_2(width2 // 2),
+        D=dim, WIDTH=width2 // 2, TOP=top, SLOTS=slots, ROWS=DOWN_ROWS, BI=triton.next_power_of_2(width2 // 2),
         num_warps=4,
     )  # fmt: skip
     return out
@@ -139,7 +139,7 @@ def swiglu(gu: Tensor, limit: float | None) -> Tensor:
     out = torch.empty(rows, width, dtype=gu.dtype, device=gu.device)
     block = min(1024, triton.next_power_of_2(width))
     _swiglu_kernel[(rows, triton.cdiv(width, block))](
-        gu, out, gu.stride(0), float(limit or 0), I=width, BLOCK=block, num_warps=4
+        gu, out, gu.stride(0), float(limit or 0), WIDTH=width, BLOCK=block, num_warps=4
     )
     return out
 

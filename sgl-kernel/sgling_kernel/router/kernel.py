@@ -37,7 +37,7 @@ def _grouped_topk_kernel(
             group_score = best + tl.max(tl.where(member[None, :] == where[:, None], float("-inf"), biased), 1)
         kept = tl.zeros((G,), dtype=tl.int32)
         for _ in range(KEEP):
-            _, chosen = tl.max(group_score, 0, return_indices=True, return_indices_tie_break_left=True)
+            chosen = tl.argmax(group_score, 0)
             kept = tl.where(group == chosen, 1, kept)
             group_score = tl.where(group == chosen, float("-inf"), group_score)
         biased = tl.where(kept[:, None] > 0, biased, float("-inf"))
@@ -46,7 +46,7 @@ def _grouped_topk_kernel(
     picked = tl.zeros((TOP_BLOCK,), dtype=tl.int32)
     weight = tl.zeros((TOP_BLOCK,), dtype=tl.float32)
     for j in range(TOP):
-        _, chosen = tl.max(flat, 0, return_indices=True, return_indices_tie_break_left=True)
+        chosen = tl.argmax(flat, 0)
         picked = tl.where(slot == j, chosen, picked)
         weight = tl.where(slot == j, tl.sum(tl.where(number == chosen, flat_score, 0.0), 0), weight)
         flat = tl.where(number == chosen, float("-inf"), flat)

@@ -6,8 +6,8 @@ import triton.language as tl
 from torch import Tensor
 
 
-@triton.jit
-def _accept_kernel(candidates, target_ids, accept_lens, bonus, stride_c, stride_t, W: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["stride_c", "stride_t", "W"])
+def _accept_kernel(candidates, target_ids, accept_lens, bonus, stride_c, stride_t, W, BLOCK: tl.constexpr):
     request = tl.program_id(0)
     j = tl.arange(0, BLOCK)
     inside = j < W - 1
@@ -23,7 +23,7 @@ def chain_accept(candidates: Tensor, target_ids: Tensor) -> tuple[Tensor, Tensor
     bs, width = candidates.shape
     out = torch.empty(2, bs, dtype=torch.int64, device=candidates.device)
     _accept_kernel[(bs,)](
-        candidates, target_ids, out[0], out[1], candidates.stride(0), target_ids.stride(0),
-        W=width, BLOCK=triton.next_power_of_2(width), num_warps=1,
+        candidates, target_ids, out[0], out[1], candidates.stride(0), target_ids.stride(0), width,
+        BLOCK=max(16, triton.next_power_of_2(width)), num_warps=1,
     )  # fmt: skip
     return out[0], out[1]

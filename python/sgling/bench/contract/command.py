@@ -26,7 +26,7 @@ async def _checks(contract: Contract, subject: OpenSubject, short: bool) -> list
     if contract.golden is None:
         return []
     golden = Golden.load(contract.golden)
-    return await check_all(subject.target, golden.first(contract.short.requests) if short else golden)
+    return await check_all(subject.target, golden.first(contract.short.golden_answers) if short else golden)
 
 
 async def run_contract(args: ContractArgs, contract: Contract, subject: OpenSubject) -> list[Row] | None:

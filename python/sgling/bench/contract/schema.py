@@ -35,12 +35,12 @@ class Scenario(NamedTuple):
 
 
 class Short(NamedTuple):
-    """What ``--short`` reduces every scenario to."""
+    """What ``--short`` reduces every scenario to; ``golden_answers`` is how much of the golden is checked."""
 
     requests: int
-    output_len: int
     concurrency: tuple[int, ...]
     runs: tuple[str, ...]
+    golden_answers: int
 
 
 class Contract(NamedTuple):
@@ -64,7 +64,6 @@ class Contract(NamedTuple):
         scenarios = [
             scenario._replace(
                 requests=min(scenario.requests, short.requests),
-                output_len=min(scenario.output_len, short.output_len),
                 concurrency=short.concurrency,
                 runs=short.runs,
             )
@@ -121,12 +120,12 @@ def _runs(entry: Entry | None) -> tuple[str, ...]:
 
 
 def _short(entry: Entry | None) -> Short:
-    fields = {} if entry is None else entry.mapping(("requests", "output_len", "concurrency", "runs"))
+    fields = {} if entry is None else entry.mapping(("requests", "concurrency", "runs", "golden_answers"))
     return Short(
         fields["requests"].integer() if "requests" in fields else 2,
-        fields["output_len"].integer() if "output_len" in fields else 32,
         _integers(fields.get("concurrency"), (1,)),
         _runs(fields.get("runs")),
+        fields["golden_answers"].integer() if "golden_answers" in fields else 1,
     )
 
 

@@ -15,6 +15,7 @@ from sgling.bench.evals.runner import Answers, answer_all
 from sgling.bench.gate.correctness_command import ERRORS
 from sgling.bench.gate.subject import open_subject
 from sgling.bench.scenarios import judge_answer, scenario_prompt, scenario_samples
+from sgling.bench.target import BenchError
 from sgling.srt.config.eval_args import ToolsArgs
 
 
@@ -23,6 +24,8 @@ async def evaluate(args: ToolsArgs) -> tuple[list[Prompt], Answers]:
     is_chat = args.backend.endswith("-chat")
     sampling = {} if is_chat else {"skip_special_tokens": False}
     async with open_subject(args, args.backend) as subject:
+        if is_chat and (await subject.target.info()).get("tool_call_parser", "unknown") is None:
+            raise BenchError("this server finds no tool calls: start it with --tool-call-parser auto")
         samples = scenario_samples(("tool_calling",), args.num_questions, args.seed)
         template = subject.template if is_chat else subject.need_template()
         prompts = [scenario_prompt(sample, template, subject.tokenizer, args.max_new_tokens) for sample in samples]

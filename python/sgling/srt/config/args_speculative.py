@@ -27,11 +27,13 @@ class SpeculativeArgs:
     speculative_num_steps: int | None = flag(None, "draft depth; default 3")
     speculative_eagle_topk: int | None = flag(None, "branches per draft step; 1 is the only one")
     speculative_num_draft_tokens: int | None = flag(None, "verify width with the root token: steps + 1")
-    enable_linear_replayssm_spec: bool = flag(False, "roll recurrent states back by replay (the default)")
+    enable_linear_replayssm_spec: bool = flag(False, "roll recurrent states back by replay (the default on a GPU)")
     linear_replayssm_cache_len: int | None = flag(
         None, "ring length of replay: a power of two, at least twice the verify width; default 16, DSPARK: what it needs"
     )
-    linear_rollback: str = flag("replay", "how recurrent states are rolled back", choices=("replay", "staged"))
+    linear_rollback: str | None = flag(
+        None, "how recurrent states are rolled back; default replay, on a CPU staged", choices=("replay", "staged")
+    )
     speculative_depth: str = flag(
         "fixed", "auto = choose the verify width step by step, 1 (no drafts) included", choices=("fixed", "auto")
     )

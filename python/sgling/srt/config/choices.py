@@ -23,13 +23,17 @@ def explain_choices(given: ServerArgs, resolved: ServerArgs) -> list[Choice]:
     where = "on the CPU" if on_cpu else "on a GPU"
     automatic = [
         ("device", "no GPU is visible" if on_cpu else "a GPU is visible", given.device != "auto"),
-        ("dtype", f"{where}: {'exact and fast enough' if on_cpu else 'the published precision'}", given.dtype != "auto"),
+        (
+            "dtype",
+            f"{where}: {'exact and fast enough' if on_cpu else 'the published precision'}",
+            given.dtype != "auto",
+        ),
         ("max_running_requests", f"default {where}; every request costs a recurrent state", None),
         ("chunked_prefill_size", f"default {where}; chunks bound the memory of a prefill", None),
         ("page_size", "default: no slot is wasted", None),
         ("mem_fraction_static", "default; the rest is left to activations and the system", None),
         ("context_length", "from the model's config", None),
-        ("linear_rollback", "default: constant memory in the depth; bit-equal to staged", given.linear_rollback != "replay"),
+        ("linear_rollback", f"default {where}; both are bit-equal, replay takes less memory", None),
     ]
     choices = [_choice(given, resolved, *entry) for entry in automatic]
     return [*choices, *_speculation(given, resolved)]
@@ -53,12 +57,20 @@ def _speculation(given: ServerArgs, resolved: ServerArgs) -> list[Choice]:
     reason = "as given" if asked else "the embedded model ships a trained drafter"
     found = [Choice("speculation", spec.algorithm, reason, f"{flag} none")]
     if spec.algorithm == "DSPARK":
-        return [*found, Choice("verify width", str(spec.width), "the drafter's block", "--speculative-dspark-block-size")]
+        return [
+            *found,
+            Choice("verify width", str(spec.width), "the drafter's block", "--speculative-dspark-block-size"),
+        ]
     steps = "as given" if given.speculative_num_steps is not None else "default; sgling sweep depth finds the best"
     if spec.depth == "auto":
         source = "measured at start" if spec.depth_table is None else spec.depth_table.source
         return [
             *found,
-            Choice("draft depth", f"auto, at most {spec.num_steps}", f"step times {source}", "--speculative-depth fixed"),
+            Choice(
+                "draft depth", f"auto, at most {spec.num_steps}", f"step times {source}", "--speculative-depth fixed"
+            ),
         ]
-    return [*found, Choice("draft depth", f"{spec.num_steps} (verify width {spec.width})", steps, "--speculative-num-steps")]
+    return [
+        *found,
+        Choice("draft depth", f"{spec.num_steps} (verify width {spec.width})", steps, "--speculative-num-steps"),
+    ]

@@ -5,12 +5,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from sgling.srt.config.flags import ServerArgsError
 
 FORMAT = "sgling-depth-table-1"
+
+
+def never_cheaper(step_ms: Sequence[float]) -> tuple[float, ...]:
+    """Measured step times by width, cleaned: a wider step cannot be cheaper, so a narrower one that took longer was
+    disturbed, and its wider neighbour is the better bound.
+    """
+    cleaned = list(accumulate(reversed(step_ms), min))
+    return tuple(reversed(cleaned))
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,12 @@ def bench_authorization(variables: Mapping[str, str] | None = None) -> str | Non
     return source.get("API_KEY") or None
 
 
+def openmp_threads(variables: Mapping[str, str] | None = None) -> int | None:
+    """``OMP_NUM_THREADS``, which torch has obeyed already; None when unset or not a plain number."""
+    text = (os.environ if variables is None else variables).get("OMP_NUM_THREADS", "")
+    return int(text) if text.isdecimal() else None
+
+
 def no_color(variables: Mapping[str, str] | None = None) -> bool:
     """``NO_COLOR``: any non-empty value asks programs not to colour their output."""
     source = os.environ if variables is None else variables

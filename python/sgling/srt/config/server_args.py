@@ -30,7 +30,12 @@ from sgling.srt.config.flags import (
     parse_flags,
 )
 from sgling.srt.config.model_path import is_embedded
-from sgling.srt.config.spec_config import SpecConfig, complete_spec_config, resolve_spec_config
+from sgling.srt.config.spec_config import (
+    SpecConfig,
+    complete_spec_config,
+    resolve_spec_config,
+    with_default_rollback,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -101,8 +106,10 @@ class ServerArgs(
         notices = _hint_notices(self)
         for notice in notices:
             logger.warning("%s", notice)
-        values = {**_resolve_device(self), **_speculative_fields(spec), "spec": spec, "notices": notices}
-        on_cpu = values["device"] == "cpu"
+        device = _resolve_device(self)
+        on_cpu = device["device"] == "cpu"
+        spec = with_default_rollback(spec, self, on_cpu)
+        values = {**device, **_speculative_fields(spec), "spec": spec, "notices": notices}
         defaults = {
             "tokenizer_path": self.model_path,
             "served_model_name": self.model_path,
@@ -167,6 +174,7 @@ def _speculative_fields(spec: SpecConfig) -> dict:
         "speculative_eagle_topk": spec.topk if on else None,
         "speculative_num_draft_tokens": spec.width or None if on else None,
         "speculative_depth": spec.depth if on else None,
+        "linear_rollback": spec.rollback,
         "linear_replayssm_cache_len": spec.ring_length or None if spec.rollback == "replay" else None,
     }
 

@@ -203,8 +203,14 @@ def _resolve_steps(args, default: int) -> int:
     return steps
 
 
+def with_default_rollback(spec: SpecConfig, args, on_cpu: bool) -> SpecConfig:
+    """The scheme of the device where no flag names one: staged on a CPU (docs/decisions/0006-cpu-operators.md)."""
+    named = args.linear_rollback or args.enable_linear_replayssm_spec or args.linear_replayssm_cache_len is not None
+    return replace(spec, rollback="staged") if on_cpu and not named else spec
+
+
 def _resolve_rollback(args, width: int, default_ring: int) -> tuple[str, int]:
-    """(scheme, ring length); ``default_ring`` is used when no length is given."""
+    """(scheme, ring length); ``default_ring`` is used when no length is given, replay when no scheme is."""
     if args.linear_rollback == "staged":
         for name in ("enable_linear_replayssm_spec", "linear_replayssm_cache_len"):
             if getattr(args, name):
@@ -216,4 +222,4 @@ def _resolve_rollback(args, width: int, default_ring: int) -> tuple[str, int]:
         raise ServerArgsError(
             f"--linear-replayssm-cache-len {ring}: must be at least {2 * width}, twice the verify width {width}"
         )
-    return args.linear_rollback, ring
+    return args.linear_rollback or "replay", ring

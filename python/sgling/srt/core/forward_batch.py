@@ -11,6 +11,8 @@ from typing import NamedTuple
 
 import torch
 
+from sgling.srt.core.ragged import RaggedVerifyLayout
+
 
 class ForwardMode(Enum):
     """How the rows of a forward relate to the caches."""
@@ -43,6 +45,7 @@ class ForwardBatch(NamedTuple):
         width: rows per request (host integer, static under graphs); T for a prefill chunk.
         prefix_len: number of committed tokens before the chunk; prefill only, else 0.
         kv_bound: host upper bound of every attended length (>= seq_len + width); context length under graphs.
+        ragged: verify of windows of unequal length: the rows are packed, ``width`` is the longest; else None.
     """
 
     mode: ForwardMode
@@ -55,6 +58,7 @@ class ForwardBatch(NamedTuple):
     width: int
     prefix_len: int
     kv_bound: int
+    ragged: RaggedVerifyLayout | None = None
 
 
 class ModelOutput(NamedTuple):

@@ -28,6 +28,8 @@ class StepInput(NamedTuple):
         kv_bound: host upper bound of every attended length.
         flags: sampling features any request needs (:class:`sgling_kernel.sampling.SamplingFlags`).
         logprobs: what to return, or None.
+        verify_rows: rows that verify may spend over the whole batch, at least one per request; they go to the drafts
+            most likely to survive. None: ``width`` rows for everybody, and no confidences are computed.
     """
 
     req_pool_indices: torch.Tensor
@@ -35,6 +37,7 @@ class StepInput(NamedTuple):
     kv_bound: int
     flags: NamedTuple
     logprobs: LogprobRequest | None
+    verify_rows: int | None = None
 
 
 class PrefillInput(NamedTuple):
@@ -75,6 +78,18 @@ class LogprobTensors(NamedTuple):
     extra: torch.Tensor
 
 
+class VerifySchedule(NamedTuple):
+    """What a scheduled verify did and what the next budgets are made of.
+
+    Attributes:
+        confidence: fp32 [bs, gamma], raw logits of the confidence head.
+        verify_lens: int64 [bs], rows that were verified, 0 for padded rows.
+    """
+
+    confidence: torch.Tensor
+    verify_lens: torch.Tensor
+
+
 class StepOutput(NamedTuple):
     """What the host reads of a step, one step late.
 
@@ -85,6 +100,7 @@ class StepOutput(NamedTuple):
         prompt_logprobs: prefill only, rows of the chunk from ``prompt_logprob_start``, or None.
         packed: int64 [bs, W + 1], tokens and accept length side by side in a graph's persistent buffer (the first two
             fields are views of it), or None when they are tensors of their own.
+        schedule: confidences and verify lengths when the step asked for ``verify_rows``, or None.
     """
 
     tokens: torch.Tensor
@@ -92,3 +108,4 @@ class StepOutput(NamedTuple):
     logprobs: LogprobTensors | None
     prompt_logprobs: LogprobTensors | None
     packed: torch.Tensor | None = None
+    schedule: VerifySchedule | None = None

@@ -39,7 +39,7 @@ class StepBuilder:
             logprobs=logprobs,
             prompt_logprob_start=_prompt_logprob_start(chunk),
         )
-        self._runner.begin_step()
+        self._runner.begin_step(len(step.token_ids))
         with self._clock.step():
             output = self._worker.prefill(step)
         return Launched([req], self._runner.copy_result(output), 1, chunk, logprobs)
@@ -56,7 +56,7 @@ class StepBuilder:
             flags=self._runner.sampling.flags_for(rows),
             logprobs=logprobs,
         )
-        self._runner.begin_step()
+        self._runner.begin_step(len(rows) * width)
         with self._clock.step():
             output = self._worker.decode(step)
         return Launched(batch, self._runner.copy_result(output), width, None, logprobs)

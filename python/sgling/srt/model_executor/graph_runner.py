@@ -181,6 +181,8 @@ class GraphRunner:
         """Reason why no graph covers a step, or None."""
         if step.logprobs is not None:
             return "logprobs are returned"
+        if step.verify_rows is not None:
+            return "the verify is scheduled by confidence"
         if variant_of(step.flags) is None:
             return "a request uses penalties, logit bias or a minimum length"
         if step.width not in self._widths:
@@ -188,6 +190,10 @@ class GraphRunner:
         if len(step.req_pool_indices) > self._buckets[-1]:
             return f"{len(step.req_pool_indices)} requests exceed the largest bucket"
         return None
+
+    def replays(self, bucket: int, width: int, variant: SamplingFlags) -> list[tuple[str, torch.cuda.CUDAGraph]]:
+        """The graphs of one step by name, in order, for benchmarks; the last staged rows are what they read."""
+        return [(name, self._graphs[GraphKey(name, bucket, width, variant)]) for name, _ in self._worker.device_steps()]
 
     def prefill(self, step: PrefillInput) -> StepOutput:
         """Prefill is never captured: its shapes are the prompt's."""

@@ -20,6 +20,7 @@ from sgling.srt.mem_cache.kv_pool import MLATokenToKVPool
 from sgling.srt.mem_cache.linear_state_pool import LinearStatePool, LinearStateShape, replay_ring, staged_buffers
 from sgling.srt.mem_cache.memory_pools import MemoryPools
 from sgling.srt.mem_cache.req_to_token import ReqToTokenPool
+from sgling.srt.model_executor.cpu_threads import CpuThreads
 from sgling.srt.model_executor.device_clock import DeviceClock
 from sgling.srt.model_executor.memory_plan import draft_kv_shape, free_memory, make_plan
 from sgling.srt.model_executor.result_copy import ResultHandle
@@ -65,12 +66,13 @@ class ModelRunner:
         if args.device == "cpu":
             set_fixed_rows(DETERMINISTIC_ROWS if args.enable_deterministic_inference else None)
         self.plan = make_plan(config, args, _weight_bytes(config, args), free_memory(args.device))
+        self._threads = CpuThreads(args)
         self._load(args)
         self._allocate(args)
         self._start_streams()
 
     def _start_streams(self) -> None:
-        """Forward and copy stream of a GPU; one stream for everything that writes makes reuse of rows and slots safe."""
+        """Forward and copy stream of a GPU; everything that writes is on one stream, so rows and slots can be reused."""
         self.forward_stream = self._copy_stream = self.device_clock = self._copy_done = None
         if self.device != "cuda":
             return
@@ -142,8 +144,9 @@ class ModelRunner:
         """Context in which the scheduler enqueues all device work."""
         return nullcontext() if self.forward_stream is None else torch.cuda.stream(self.forward_stream)
 
-    def begin_step(self) -> None:
-        """Call before the first launch of a step; :meth:`copy_result` ends it."""
+    def begin_step(self, rows: int) -> None:
+        """Call before the first launch of a step over ``rows`` rows; :meth:`copy_result` ends it."""
+        self._threads.for_rows(rows)
         if self.device_clock is not None:
             self.device_clock.begin()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from sgling.srt.core.step import LogprobTensors, StepOutput
+from sgling.srt.core.step import LogprobTensors, StepOutput, VerifySchedule
 from sgling.srt.model_executor.device_clock import DeviceClock
 
 
@@ -16,9 +16,7 @@ class ResultHandle:
     cloned, since the step's buffers are rewritten by the next step.
     """
 
-    def __init__(
-        self, output: StepOutput, copy_stream: torch.cuda.Stream | None, clock: DeviceClock | None = None
-    ):
+    def __init__(self, output: StepOutput, copy_stream: torch.cuda.Stream | None, clock: DeviceClock | None = None):
         self._device_output = output if copy_stream is not None else None
         self.copy_done: torch.cuda.Event | None = None
         self._clock = clock
@@ -63,4 +61,5 @@ def _map_tensors(output: StepOutput, fn) -> StepOutput:
         accept_lens=fn(output.accept_lens),
         logprobs=logprobs(output.logprobs),
         prompt_logprobs=logprobs(output.prompt_logprobs),
+        schedule=None if output.schedule is None else VerifySchedule(*map(fn, output.schedule)),
     )

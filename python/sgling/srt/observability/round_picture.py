@@ -75,8 +75,10 @@ def round_svg(entry: Round) -> str:
     """The round, lanes one below the other; what is nested stands in rows below what contains it."""
     scale = (_WIDTH - _LEFT - _RIGHT) / entry.duration
     depths = _depths(entry.spans)
-    rows = {lane: 1 + max((d for s, d in zip(entry.spans, depths, strict=True) if s.lane == lane), default=0)
-            for lane in (HOST, DEVICE)}
+    rows = {
+        lane: 1 + max((d for s, d in zip(entry.spans, depths, strict=True) if s.lane == lane), default=0)
+        for lane in (HOST, DEVICE)
+    }
     first_row = {HOST: 0, DEVICE: rows[HOST]}
     height = _TOP + _ROW * (rows[HOST] + rows[DEVICE] + 1) + 10
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" font-family="sans-serif">']

@@ -21,7 +21,6 @@ from sgling.srt.speculative.simulate import with_simulated_length
 from sgling.srt.speculative.verify import WindowLogits, choose_tokens, window_result
 from sgling_kernel.cache_locs import window_locs
 from sgling_kernel.kda import StagedBuffers, commit_replay, commit_staged
-from sgling_kernel.sampling import SamplingFlags
 from sgling_kernel.verdict import Verdict
 
 
@@ -58,9 +57,14 @@ class ChainWorker(PlainWorker, ABC):
     def features(self, output: ModelOutput) -> torch.Tensor:
         """What the drafter reads of verify's rows, [bs * W, feature_size]."""
 
-    def judge(self, window: WindowLogits, flags: SamplingFlags) -> Verdict:
+    def run_target(self, batch: ForwardBatch, step: StepInput) -> tuple[torch.Tensor, torch.Tensor]:
+        """Target over the rows of a verify: (logits fp32 [bs * W, V_local], features [bs * W, feature_size])."""
+        output = self.runner.model.forward(batch, self.runner.pools)
+        return self.runner.model.logits(output.hidden), self.features(output)
+
+    def judge(self, window: WindowLogits, step: StepInput) -> Verdict:
         """The verdict over a window."""
-        return choose_tokens(self.runner, window, flags)
+        return choose_tokens(self.runner, window, step.flags)
 
     def verify(self, step: StepInput) -> StepOutput:
         """Target over the window, verdict, publish, commit of KDA states."""
@@ -81,16 +85,16 @@ class ChainWorker(PlainWorker, ABC):
             prefix_len=0,
             kv_bound=step.kv_bound,
         )
-        output = runner.model.forward(batch, runner.pools)
-        window = WindowLogits(runner.model.logits(output.hidden), candidates, positions, rows)
-        verdict = self.judge(window, step.flags)
+        logits, features = self.run_target(batch, step)
+        window = WindowLogits(logits, candidates, positions, rows)
+        verdict = self.judge(window, step)
         if runner.simulated_accept is not None:
             verdict = with_simulated_length(verdict, relay.seq_lens, runner.simulated_accept)
         runner.future.publish(rows, relay.seq_lens + verdict.accept_lens, verdict.bonus)
         self.commit(relay.state_slots, relay.seq_lens, verdict.accept_lens, width)
         for buffer, value in zip(
             (buffers.seq_lens, buffers.target_ids, buffers.accept_lens, buffers.features),
-            (relay.seq_lens, verdict.target_ids, verdict.accept_lens, self.features(output)),
+            (relay.seq_lens, verdict.target_ids, verdict.accept_lens, features),
             strict=True,
         ):
             buffer.copy_(value)

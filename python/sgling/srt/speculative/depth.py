@@ -5,7 +5,8 @@ free to be wrong. Decisions rest on processed results, one step late, and on a s
 tensor-parallel rank; nothing here reads a device value or a clock, so all ranks decide alike.
 
 The choice: with p_j the share of accepted j-th drafts among those whose predecessors were accepted, a step of width w
-commits A(w) = 1 + p_1 + p_1 p_2 + ... + p_1 ... p_{w-1} tokens on average; the best width has the largest A(w) / cost(w).
+commits A(w) = 1 + p_1 + p_1 p_2 + ... + p_1 ... p_{w-1} tokens on average; the best width has the largest
+A(w) / cost(w).
 """
 
 from __future__ import annotations
@@ -193,7 +194,9 @@ class AutoDepth:
             self._probe_pause = PROBE_AFTER
             self._next_probe = self._launched + PROBE_AFTER
         else:
-            self._reason = f"width {self.width} stays: width {best} promises {gain:.1%}, a switch needs {HYSTERESIS:.0%}"
+            self._reason = (
+                f"width {self.width} stays: width {best} promises {gain:.1%}, a switch needs {HYSTERESIS:.0%}"
+            )
 
     def _runner_up(self, rates: list[float], best: int) -> str:
         """How much worse the next best width would be."""

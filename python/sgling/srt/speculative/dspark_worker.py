@@ -10,15 +10,16 @@ import torch
 
 from sgling.srt.core.forward_batch import ForwardBatch, ForwardMode, ModelOutput
 from sgling.srt.core.future_map import RelayRows
+from sgling.srt.core.ragged import RaggedVerifyLayout
 from sgling.srt.core.step import PrefillInput, StepInput, StepOutput
 from sgling.srt.model_executor.model_runner import ModelRunner
 from sgling.srt.models.dspark import DSparkDrafter
 from sgling.srt.speculative.chain_worker import ChainWorker
+from sgling.srt.speculative.dspark_confidence import ConfidenceScheduler
 from sgling.srt.speculative.guess import guess_tokens
 from sgling.srt.speculative.rejection import RejectionSampler
 from sgling.srt.speculative.verify import WindowLogits
 from sgling_kernel.cache_locs import window_locs
-from sgling_kernel.sampling import SamplingFlags
 from sgling_kernel.verdict import Verdict
 
 
@@ -29,6 +30,8 @@ class DSparkWorker(ChainWorker):
         self.drafter: DSparkDrafter = runner.draft_model
         self.config = self.drafter.config
         super().__init__(runner, len(self.config.target_layer_ids) * self.config.hidden_size)
+        scheduled = runner.spec.scheduled
+        self.scheduler = ConfidenceScheduler(runner, self.drafter, runner.spec.sts) if scheduled else None
         self.rejection = RejectionSampler(runner, runner.max_width - 1) if runner.spec.rejection_sampling else None
 
     def prefill(self, step: PrefillInput) -> StepOutput:
@@ -44,15 +47,20 @@ class DSparkWorker(ChainWorker):
     def draft(self, step: StepInput) -> None:
         """Fill ``draft_tokens``: one forward over the whole block, then one Markov step per draft.
 
-        The block always has the rows it was trained with; a narrower step uses its first drafts.
+        The block always has the rows it was trained with; a narrower step uses its first drafts. A scheduled step drafts
+        all of them, to know how far it pays to verify next time.
         """
-        if step.width == 1:
+        count = step.width - 1 if step.verify_rows is None else self.runner.max_width - 1
+        if count == 0:
             return
         rows = step.req_pool_indices
         relay = self.runner.future.gather(rows)
-        hidden = self.block_hidden(step, relay)[:, : step.width - 1]
+        hidden = self.block_hidden(step, relay)[:, :count]
         base = self.drafter.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
-        self.chain(step, relay, hidden, base)
+        drafts = self.buffers.views(len(rows), count + 1).draft_tokens
+        self.chain(step, relay, hidden, base, drafts)
+        if step.verify_rows is not None:
+            self.scheduler.assess(step, hidden, relay.bonus, drafts)
 
     def block_hidden(self, step: StepInput, relay: RelayRows) -> torch.Tensor:
         """Backbone output of the rows that predict drafts, [bs, block_size, d].
@@ -78,23 +86,24 @@ class DSparkWorker(ChainWorker):
         hidden = self.drafter.forward(batch, runner.pools)
         return hidden.view(len(rows), count, -1)[:, count - self.config.block_size :]
 
-    def chain(self, step: StepInput, relay: RelayRows, hidden: torch.Tensor, base: torch.Tensor) -> None:
+    def chain(
+        self, step: StepInput, relay: RelayRows, hidden: torch.Tensor, base: torch.Tensor, drafts: torch.Tensor
+    ) -> None:
         """Draw the drafts one after the other; each corrects the logits of the next.
 
         Args:
-            hidden: [bs, W - 1, d]; base: fp32 [bs, W - 1, V_local], its logits.
+            hidden: [bs, k, d]; base: fp32 [bs, k, V_local], its logits.
+            drafts: int64 [bs, k], filled.
         """
-        rows, markov = step.req_pool_indices, self.drafter.markov
-        out = self.buffers.views(len(rows), step.width).draft_tokens
-        previous = relay.bonus
-        state = markov.start(len(rows)) if markov else None
-        for k in range(step.width - 1):
+        markov, previous = self.drafter.markov, relay.bonus
+        state = markov.start(len(previous)) if markov else None
+        for k in range(drafts.shape[1]):
             logits = base[:, k]
             if markov:
                 bias, state = markov.step(previous, hidden[:, k], state)
                 logits = logits + bias
             previous = self.pick(step, relay, logits, k)
-            out[:, k] = previous
+            drafts[:, k] = previous
 
     def pick(self, step: StepInput, relay: RelayRows, logits: torch.Tensor, k: int) -> torch.Tensor:
         """Draft k + 1 of every request from its logits fp32 [bs, V_local]; int64 [bs].
@@ -105,12 +114,37 @@ class DSparkWorker(ChainWorker):
             return self.rejection.pick(step, relay.seq_lens, logits, k)
         return guess_tokens(self.runner, logits, relay.seq_lens + k, step.req_pool_indices, step.flags)
 
-    def judge(self, window: WindowLogits, flags: SamplingFlags) -> Verdict:
-        """Sampled verify, or p/q rejection when it is asked for and somebody samples."""
-        if self.rejection and flags.sampled:
-            limits = torch.full_like(window.rows, window.candidates.shape[1] - 1)
-            return self.rejection.judge(window, flags, limits)
-        return super().judge(window, flags)
+    def run_target(self, batch: ForwardBatch, step: StepInput) -> tuple[torch.Tensor, torch.Tensor]:
+        """Target over the window; rows that the schedule cut are left out of all row-wise layers (compact mode)."""
+        full = len(step.req_pool_indices) * step.width
+        if step.verify_rows is None or step.verify_rows >= full or self.runner.spec.verify_mode != "compact":
+            return super().run_target(batch, step)
+        lens = self.scheduler.view(len(step.req_pool_indices)).verify_lens
+        layout = RaggedVerifyLayout.build(lens, step.width, step.verify_rows)
+        packed = {name: layout.pack(getattr(batch, name)) for name in ("input_ids", "positions", "out_cache_loc")}
+        logits, features = super().run_target(batch._replace(**packed, ragged=layout), step)
+        return layout.spread(logits), layout.spread(features)
+
+    def judge(self, window: WindowLogits, step: StepInput) -> Verdict:
+        """Sampled verify, or p/q rejection when it is asked for and somebody samples; drafts that were cut are wrong."""
+        width = step.width
+        if step.verify_rows is None:
+            limits = torch.full_like(window.rows, width - 1)
+        else:
+            lens = self.scheduler.view(len(window.rows)).verify_lens
+            limits = (lens - 1).clamp_min(0)
+            cut = torch.arange(width, device=lens.device) > limits.unsqueeze(-1)
+            window = window._replace(candidates=window.candidates.masked_fill(cut, -1))
+        if self.rejection and step.flags.sampled:
+            return self.rejection.judge(window, step.flags, limits)
+        return super().judge(window, step)
+
+    def verify(self, step: StepInput) -> StepOutput:
+        """See :class:`ChainWorker`; a scheduled step also returns its schedule."""
+        result = super().verify(step)
+        if step.verify_rows is None:
+            return result
+        return result._replace(schedule=self.scheduler.view(len(step.req_pool_indices)))
 
     def extend(self, step: StepInput) -> None:
         """Inject the features of accepted rows: exactly one cache entry per committed token."""

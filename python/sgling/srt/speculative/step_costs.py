@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 
 import torch
 
-from sgling.srt.config.depth_table import DepthTable
+from sgling.srt.config.depth_table import DepthTable, never_cheaper
 from sgling.srt.core.step import StepInput
 from sgling.srt.model_executor.model_runner import ModelRunner
 from sgling.srt.speculative.base import PlainWorker, StepWorker
@@ -15,8 +16,8 @@ from sgling_kernel.sampling import SamplingFlags
 
 BATCH_SIZES = (1, 4, 16, 48)
 KV_BOUND = 256
-_WARM_UP, _REPEATS = 1, 2  # the best of _REPEATS blocks counts
-_STEPS = {"cpu": 1, "cuda": 8}  # per block; on a GPU enough of them to hide the host
+_REPEATS = 4  # rounds over all widths; the fastest counts, since other load only ever adds time
+_STEPS = {"cpu": 1, "cuda": 8}  # steps between two looks at the clock; on a GPU enough of them to hide the host
 
 
 def measure_step_costs(runner: ModelRunner, worker: StepWorker, max_width: int) -> DepthTable:
@@ -25,37 +26,39 @@ def measure_step_costs(runner: ModelRunner, worker: StepWorker, max_width: int) 
     The steps run on free request rows with empty contexts; these own no slots, so all they write goes to the dummies.
     Host time of the scheduler and the attention to a long context are not in these numbers.
     """
-    rows = runner.plan.max_running_requests
-    sizes = [size for size in BATCH_SIZES if size <= rows]
+    sizes = [size for size in BATCH_SIZES if size <= runner.plan.max_running_requests]
     plain = PlainWorker(runner)
     with torch.inference_mode():
-        step_ms = {
-            size: tuple(_step_ms(runner, worker, size, width) for width in range(1, max_width + 1)) for size in sizes
-        }
-        plain_ms = {size: _step_ms(runner, plain, size, 1) for size in sizes}
+        step_ms = {size: never_cheaper(_fastest(runner, worker, size, range(1, max_width + 1))) for size in sizes}
+        plain_ms = {size: _fastest(runner, plain, size, (1,))[0] for size in sizes}
         _reset(runner)
     table = DepthTable("measured at start on empty contexts", step_ms, plain_ms)
-    shared = runner.parallel.broadcast_bytes(json.dumps(table.to_json()).encode() if runner.parallel.rank == 0 else None)
+    leads = runner.parallel.rank == 0
+    shared = runner.parallel.broadcast_bytes(json.dumps(table.to_json()).encode() if leads else None)
     return DepthTable.from_json(json.loads(shared))
+
+
+def _fastest(runner: ModelRunner, worker: StepWorker, batch: int, widths: Sequence[int]) -> list[float]:
+    """Milliseconds of one step at every width; the widths take turns, so that a disturbance hits few samples of each.
+
+    The first round only warms up.
+    """
+    rounds = [[_step_ms(runner, worker, batch, width) for width in widths] for _ in range(_REPEATS + 1)]
+    return [min(samples) for samples in zip(*rounds[1:], strict=True)]
 
 
 def _step_ms(runner: ModelRunner, worker: StepWorker, batch: int, width: int) -> float:
     _reset(runner)
     rows = torch.arange(1, batch + 1, device=runner.device)
-    vocab = runner.model_config.vocab_size
-    runner.future.output_tokens[1 : batch + 1] = rows * (vocab // (batch + 2))
-    kv_bound = min(KV_BOUND, runner.req_to_token.width)
-    step = StepInput(rows, width, kv_bound, SamplingFlags(), None)
-    best, steps = float("inf"), _STEPS[runner.device]
-    for repeat in range(_WARM_UP + _REPEATS):
-        begin = time.perf_counter()
-        for _ in range(steps):
-            worker.decode(step)
-        if runner.device == "cuda":
-            torch.cuda.synchronize()
-        if repeat >= _WARM_UP:
-            best = min(best, time.perf_counter() - begin)
-    return best * 1000 / steps
+    runner.future.output_tokens[1 : batch + 1] = rows * (runner.model_config.vocab_size // (batch + 2))
+    step = StepInput(rows, width, min(KV_BOUND, runner.req_to_token.width), SamplingFlags(), None)
+    count = _STEPS[runner.device]
+    begin = time.perf_counter()
+    for _ in range(count):
+        worker.decode(step)
+    if runner.device == "cuda":
+        torch.cuda.synchronize()
+    return (time.perf_counter() - begin) * 1000 / count
 
 
 def _reset(runner: ModelRunner) -> None:

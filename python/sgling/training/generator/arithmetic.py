@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
-from .arithmetic_stories import EN_STORIES, ZH_STORIES
 from .base import TRAIN, Sample, Slots, assistant, in_split, user, with_system
 from .pools import EN_ITEMS, EN_NAMES, ZH_ITEMS, ZH_NAMES
 
@@ -26,9 +26,10 @@ class Story(NamedTuple):
 
 @cache
 def stories(zh: bool) -> tuple[Story, ...]:
-    """All story families of one language."""
+    """All story families of one language; the notation is described in ``families/README.txt``."""
     found = []
-    for line in (ZH_STORIES if zh else EN_STORIES).strip().split("\n"):
+    path = Path(__file__).parent / "families" / ("stories_zh.txt" if zh else "stories_en.txt")
+    for line in path.read_text(encoding="utf-8").strip().split("\n"):
         key, ranges, condition, story, question, steps = (part.strip() for part in line.split("|"))
         spans = {}
         for word in ranges.split():

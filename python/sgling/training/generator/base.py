@@ -1,20 +1,21 @@
 """What every scenario of the training-data generator shares: samples, slot values and the train / held-out split.
 
-A sample is a conversation with a machine-checkable answer. Slot values (names, items, cities ...) are split by hash: one in
-eight is held out, so held-out samples use words never seen in that slot during training. Whole template families can be
-held out as well. On top of that, a hash of the prompt keeps train and held-out prompts disjoint.
+A sample is a conversation with a machine-checkable answer. Slot values (names, items, cities ...) are split by hash:
+one in eight is held out, so held-out samples use words never seen in that slot during training. Whole template
+families can be held out as well. On top of that, a hash of the prompt keeps train and held-out prompts disjoint.
 """
 
 from __future__ import annotations
 
+import builtins
 import keyword
 import random
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-TRAIN, HELD_OUT, NEW_FAMILY = "train", "held_out", "new_family"
-"""Splits: seen families and slots; seen families with held-out slots; families never trained on."""
+TRAIN, NEW_PROMPT, HELD_OUT, NEW_FAMILY = "train", "new_prompt", "held_out", "new_family"
+"""Splits: training; unseen prompts made of seen families and slots; held-out slots; families never trained on."""
 
 
 class Sample(NamedTuple):
@@ -44,7 +45,9 @@ def is_held_out_prompt(prompt: str) -> bool:
 
 
 _ONSETS, _VOWELS, _CODAS = (
-    "b c d f g h j k l m n p r s t v w z br cl dr fl gr pl st tr ch sh qu".split(), "a e i o u ai ea oo y".split(), ["", "", "n", "r", "l", "s", "t", "m", "ck", "x", "ng"]
+    "b c d f g h j k l m n p r s t v w z br cl dr fl gr pl st tr ch sh qu".split(),
+    "a e i o u ai ea oo y".split(),
+    ["", "", "n", "r", "l", "s", "t", "m", "ck", "x", "ng"],
 )
 _HAN = (
     "安白宝北本边冰博才采草长晨城春达大丹岛德电东冬法方飞风福刚高歌格光广海汉航豪河和恒红花华欢辉慧吉佳建江杰金京静菊军凯康可兰蓝乐雷力立丽连亮林灵龙路"
@@ -57,7 +60,7 @@ def made_up_word(rng: random.Random) -> str:
     """A pronounceable word that is in no list, so that copying is learned for unknown words too."""
     while True:
         word = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(rng.randint(1, 3)))
-        if len(word) > 2 and not keyword.iskeyword(word):
+        if len(word) > 2 and not keyword.iskeyword(word) and not hasattr(builtins, word):
             return word
 
 

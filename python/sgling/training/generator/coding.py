@@ -1,4 +1,4 @@
-"""Coding scenario: small Python functions and classes, every body executed so that all examples and asserts are true."""
+"""Coding scenario: small Python functions and classes, every body executed so that examples and asserts are true."""
 
 from __future__ import annotations
 
@@ -12,49 +12,16 @@ from typing import Any, NamedTuple
 
 from .base import TRAIN, Sample, Slots, assistant, in_split, user, with_system
 from .coding_classes import CLASS_FAMILIES
+from .coding_values import KIND_HINTS, KIND_NAMES, make_value
 from .pools import NOUNS, VERBS, WORDS
 
 HELD_OUT_FAMILIES = frozenset(
     {"count_less", "shift_all", "word_lengths", "distance", "filter_odd", "first_items", "rectangle"}
 )
-KIND_NAMES = {
-    "ints": "numbers values nums items data",
-    "smallints": "numbers factors values",
-    "sortedints": "numbers sorted_list values",
-    "sortedints2": "other second more",
-    "nested": "lists rows matrix groups",
-    "words": "words names texts labels",
-    "scores": "scores points counts prices",
-    "str": "text sentence line phrase",
-    "word": "word text name",
-    "word2": "other second",
-    "lowerword": "word text name",
-    "letter": "letter char",
-    "target": "target goal wanted",
-    "small": "n number count",
-    "n": "n number value",
-    "n2": "m other second",
-    "big": "n number value",
-    "base": "base number",
-    "exponent": "exponent times",
-    "year": "year",
-}
-KIND_HINTS = {
-    "ints": "list[int]",
-    "smallints": "list[int]",
-    "sortedints": "list[int]",
-    "sortedints2": "list[int]",
-    "nested": "list[list[int]]",
-    "words": "list[str]",
-    "scores": "dict[str, int]",
-    "str": "str",
-    "word": "str",
-    "word2": "str",
-    "lowerword": "str",
-    "letter": "str",
-}
-PALINDROMES = ("level", "radar", "civic", "noon", "refer", "kayak", "rotor")
-ANAGRAMS = (("listen", "silent"), ("stone", "notes"), ("earth", "heart"), ("night", "thing"), ("study", "dusty"))
+LOCAL_NAMES = frozenset(
+    "total index low high mid pivot left right part window even odd seen value key char word code first second".split()
+    + "divisor prime digit item result".split()
+)
 
 
 class Family(NamedTuple):
@@ -67,6 +34,14 @@ class Family(NamedTuple):
     names: tuple[str, ...]
     text: dict[str, str]
     bodies: dict[str, str]
+
+
+class Wishes(NamedTuple):
+    """What a request asks for beside the function: type hints, a docstring, its own example arguments."""
+
+    hints: bool
+    docstring: bool
+    own_args: bool
 
 
 class Draft(NamedTuple):
@@ -120,55 +95,18 @@ def families() -> tuple[Family, ...]:
     return tuple(found)
 
 
-def make_value(slots: Slots, kind: str, previous: list[Any]) -> Any:
-    """A random argument of one kind; ``previous`` are the arguments before it."""
-    rng = slots.rng
-    if kind == "ints":
-        values = [rng.randint(1, 99) for _ in range(rng.randint(4, 6))]
-        return [*values, values[0]] if slots.chance(0.2) else values
-    if kind == "smallints":
-        return [rng.randint(1, 9) for _ in range(rng.randint(2, 4))]
-    if kind in ("sortedints", "sortedints2"):
-        return sorted(rng.sample(range(1, 60), rng.randint(3, 5)))
-    if kind == "nested":
-        return [[rng.randint(1, 30) for _ in range(rng.randint(1, 3))] for _ in range(3)]
-    if kind == "words":
-        words = slots.some(WORDS, rng.randint(3, 5))
-        return [*words, words[0]] if slots.chance(0.3) else words
-    if kind == "scores":
-        return {word: rng.randint(1, 99) for word in slots.some(WORDS, 3)}
-    if kind == "str":
-        return " ".join(slots.some(WORDS, rng.randint(2, 4)))
-    if kind in ("word", "lowerword"):
-        return rng.choice(PALINDROMES) if kind == "word" and slots.chance(0.3) else slots.pick(WORDS)
-    if kind == "word2":
-        return "".join(rng.sample(previous[0], len(previous[0]))) if slots.chance(0.5) else slots.pick(WORDS)
-    if kind == "letter":
-        first = previous[0]
-        return rng.choice(first if isinstance(first, str) else first[0]).replace(" ", "a")
-    if kind == "target":
-        return rng.choice(previous[0]) + (rng.choice(previous[0]) if slots.chance(0.2) else 0)
-    spans = {
-        "small": (3, 9),
-        "n": (2, 60),
-        "n2": (2, 60),
-        "big": (100, 99999),
-        "base": (2, 9),
-        "exponent": (2, 5),
-        "year": (1900, 2100),
-    }
-    return rng.randint(*spans[kind])
-
-
 def code_name(slots: Slots, family: Family) -> str:
-    """A function name: the family's own, or a verb with nouns as a user might choose."""
+    """A function name: the family's own, or one a user may choose; never that of a parameter or local variable."""
     if slots.chance(0.45):
         return slots.phrase(family.names)
-    return free_name(slots)
+    taken = LOCAL_NAMES.union(*(names.split() for names in KIND_NAMES.values()))
+    while (name := free_name(slots)) in taken:
+        pass
+    return name
 
 
 def free_name(slots: Slots) -> str:
-    """Any name a user may choose: verb and nouns in snake case, sometimes camel case, one word, or a trailing number."""
+    """Any name a user may choose: verb and nouns in snake case, sometimes camel case, one word or a number behind."""
     words = [slots.pick(VERBS), *(slots.pick(slots.phrase((NOUNS, WORDS))) for _ in range(slots.phrase((1, 1, 2))))]
     style = slots.rng.random()
     if style < 0.1:
@@ -189,14 +127,15 @@ def call_text(name: str, args: tuple[Any, ...]) -> str:
     return f"{name}({', '.join(repr(arg) for arg in args)})"
 
 
-def fresh_args(slots: Slots, family: Family) -> tuple[Any, ...]:
+def fresh_args(slots: Slots, family: Family, easy: bool) -> tuple[Any, ...]:
+    """One argument per parameter. Examples the model picks itself are easy, so that their results can be right."""
     args: list[Any] = []
     for kind in family.kinds:
-        args.append(make_value(slots, kind, args))
+        args.append(make_value(slots, kind, args, easy))
     return tuple(args)
 
 
-def make_draft(slots: Slots, family: Family, hints: bool, docstring: bool, style: str) -> Draft:
+def make_draft(slots: Slots, family: Family, wishes: Wishes, style: str) -> Draft:
     """Fills one family's template and runs it."""
     name = code_name(slots, family)
     params: list[str] = []
@@ -208,13 +147,13 @@ def make_draft(slots: Slots, family: Family, hints: bool, docstring: bool, style
     words = {"f": name, "a": params[0], "b": params[-1], "r": "result", "i": item, **constants}
     body = Template(family.bodies[style]).substitute(words)
     signature = ", ".join(
-        f"{param}: {KIND_HINTS.get(kind, 'int')}" if hints else param
+        f"{param}: {KIND_HINTS.get(kind, 'int')}" if wishes.hints else param
         for param, kind in zip(params, family.kinds, strict=True)
     )
     doc = Template(family.text["en"]).substitute(words)
-    first = f"def {name}({signature}){' -> ' + family.hint if hints else ''}:\n"
-    source = first + (f'    """{doc[0].upper() + doc[1:]}."""\n' if docstring else "") + body.rstrip("\n")
-    args = fresh_args(slots, family)
+    first = f"def {name}({signature}){' -> ' + family.hint if wishes.hints else ''}:\n"
+    source = first + (f'    """{doc[0].upper() + doc[1:]}."""\n' if wishes.docstring else "") + body.rstrip("\n")
+    args = fresh_args(slots, family, easy=not wishes.own_args)
     return Draft(family, name, tuple(params), source, style, words, args, run_source(source, call_text(name, args)))
 
 
@@ -253,8 +192,8 @@ def infinitive(text: str) -> str:
     return f"{first} {re.sub(r' and (keep|return|use)s ', lambda m: f' and {m[1]} ', rest)}"
 
 
-def request_text(slots: Slots, draft: Draft, zh: bool, hints: bool, docstring: bool, own_args: bool) -> str:
-    """The user's words: what the function does, its name unless it is the usual one, and the wishes that change the code."""
+def request_text(slots: Slots, draft: Draft, zh: bool, wishes: Wishes) -> str:
+    """The user's words: what the function does, its name unless it is the usual one, wishes about the code."""
     named = draft.name != draft.family.names[0]
     options = (ZH_NAMED if named else ZH_REQUESTS) if zh else (EN_NAMED if named else EN_REQUESTS)
     what = Template(draft.family.text["zh" if zh else "en"]).substitute(draft.words)
@@ -266,11 +205,11 @@ def request_text(slots: Slots, draft: Draft, zh: bool, hints: bool, docstring: b
         )
     if draft.style == "short" and "short" in draft.family.bodies:
         text += "尽量写短一点。" if zh else slots.phrase((" Keep it short.", " Make it as short as possible."))
-    if hints:
+    if wishes.hints:
         text += "加上类型标注。" if zh else " Add type hints."
-    if docstring:
+    if wishes.docstring:
         text += "加上文档字符串。" if zh else " Add a docstring."
-    if own_args:
+    if wishes.own_args:
         call = call_text(draft.name, draft.args)
         text += (
             f"用{call}做例子。"
@@ -285,7 +224,8 @@ def answer_text(draft: Draft, zh: bool) -> str:
     why = Template(draft.family.text["whyzh" if zh else "why"]).substitute(draft.words)
     if zh:
         return f"代码如下：\n\n```python\n{draft.source}\n```\n\n例如，`{call}`返回`{draft.result!r}`。{why}"
-    return f"Here is the function:\n\n```python\n{draft.source}\n```\n\nFor example, `{call}` returns `{draft.result!r}`. {why}"
+    example = f"For example, `{call}` returns `{draft.result!r}`."
+    return f"Here is the function:\n\n```python\n{draft.source}\n```\n\n{example} {why}"
 
 
 def reasoning_text(draft: Draft, zh: bool) -> str:
@@ -301,7 +241,7 @@ def follow_up(slots: Slots, draft: Draft, zh: bool) -> list[dict[str, Any]]:
     if kind == "tests":
         lines = [f"from solution import {draft.name}\n\n"]
         for _ in range(2):
-            args = fresh_args(slots, draft.family)
+            args = fresh_args(slots, draft.family, easy=True)
             call = call_text(draft.name, args)
             lines.append(f"assert {call} == {run_source(draft.source, call)!r}\n")
         ask = (
@@ -312,11 +252,11 @@ def follow_up(slots: Slots, draft: Draft, zh: bool) -> list[dict[str, Any]]:
         lead = "测试如下：" if zh else "Here are two tests:"
         return [user(ask), assistant(f"{lead}\n\n```python\n{''.join(lines)}```")]
     if kind == "call":
-        call = call_text(draft.name, fresh_args(slots, draft.family))
+        call = call_text(draft.name, fresh_args(slots, draft.family, easy=False))
         result = run_source(draft.source, call)
         ask = f"{call}的结果是什么？" if zh else slots.phrase((f"What does {call} return?", f"And {call}?"))
         return [user(ask), assistant(f"`{call}`返回`{result!r}`。" if zh else f"`{call}` returns `{result!r}`.")]
-    new = free_name(slots)
+    new = code_name(slots, draft.family)
     source = re.sub(rf"\b{draft.name}\b", new, draft.source)
     ask = (
         f"把函数改名为{new}。"
@@ -325,6 +265,13 @@ def follow_up(slots: Slots, draft: Draft, zh: bool) -> list[dict[str, Any]]:
     )
     lead = f"已改名为`{new}`：" if zh else f"Renamed to `{new}`:"
     return [user(ask), assistant(f"{lead}\n\n```python\n{source}\n```")]
+
+
+def class_answer(heads: tuple[str, str, str], source: str, example: str, output: str, why: str) -> str:
+    """Class body, usage and its printed output under three headings, then one sentence."""
+    blocks = (f"```python\n{source}\n```", f"```python\n{example}\n```", f"```\n{output}```")
+    parts = [f"{head}\n\n{block}" for head, block in zip(heads, blocks, strict=True)]
+    return "\n\n".join([*parts, why])
 
 
 def class_sample(slots: Slots, key: str, zh: bool) -> Sample:
@@ -349,11 +296,11 @@ def class_sample(slots: Slots, key: str, zh: bool) -> Sample:
             slots.phrase((f"写{what}。", f"请用Python写{what}。"))
             + f"例子中的变量叫{noun}，用{words['x']}和{words['y']}。"
         )
-        answer = f"代码如下：\n\n```python\n{source}\n```\n\n用法：\n\n```python\n{example}\n```\n\n输出：\n\n```\n{output.getvalue()}```\n\n{why_zh}"
+        answer = class_answer(("代码如下：", "用法：", "输出："), source, example, output.getvalue(), why_zh)
     else:
         ask = slots.phrase((f"Write {what}.", f"I need {what} in Python.", f"Please write {what}."))
         ask += f" In the example call the variable {noun} and use {words['x']} and {words['y']}."
-        answer = f"Here is the class:\n\n```python\n{source}\n```\n\nUsage:\n\n```python\n{example}\n```\n\nOutput:\n\n```\n{output.getvalue()}```\n\n{why}"
+        answer = class_answer(("Here is the class:", "Usage:", "Output:"), source, example, output.getvalue(), why)
     check = {"kind": "code", "run": []}
     return Sample("coding", key, with_system(slots, [user(ask), assistant(answer)]), check=check)
 
@@ -365,19 +312,19 @@ def generate(slots: Slots) -> Sample:
     if class_keys and slots.chance(0.08):
         return class_sample(slots, slots.phrase(class_keys), zh)
     family = slots.phrase([family for family in families() if in_split(family.key, slots.split, HELD_OUT_FAMILIES)])
-    hints, docstring, own_args = slots.chance(0.25), slots.chance(0.25), slots.chance(0.6)
+    wishes = Wishes(slots.chance(0.25), slots.chance(0.25), slots.chance(0.6))
     style = "short" if "short" in family.bodies and slots.chance(0.35) else "loop"
-    draft = make_draft(slots, family, hints, docstring, style)
+    draft = make_draft(slots, family, wishes, style)
     thinking = slots.chance(0.2)
     messages = [
-        user(request_text(slots, draft, zh, hints, docstring, own_args)),
+        user(request_text(slots, draft, zh, wishes)),
         assistant(answer_text(draft, zh), reasoning_text(draft, zh) if thinking else ""),
     ]
     if slots.split == TRAIN and not thinking and slots.chance(0.3):
         messages += follow_up(slots, draft, zh)
     tests = []
     for _ in range(3):
-        args = fresh_args(slots, family)
+        args = fresh_args(slots, family, easy=False)
         tests.append((call_text(draft.name, args), repr(run_source(draft.source, call_text(draft.name, args)))))
     check = {"kind": "code", "run": tests}
     return Sample("coding", family.key, with_system(slots, messages), enable_thinking=thinking, check=check)

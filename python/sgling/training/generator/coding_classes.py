@@ -1,4 +1,6 @@
-"""Small classes for the coding scenario: request texts, class body, a usage example that is executed, and one why-sentence."""
+"""Small classes for the coding scenario: request texts, class body, an executed usage example, one why-sentence."""
+
+# ruff: noqa: E501
 
 CLASS_FAMILIES = {
     "stack": (

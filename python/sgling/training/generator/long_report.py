@@ -1,4 +1,4 @@
-"""Long-report scenario: figures in the request, a structured report of 300 to 1,200 tokens that repeats and compares them."""
+"""Long-report scenario: figures in the request, a report of 300 to 1,200 tokens that repeats and compares them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ def make_plan(slots: Slots, domain: str, zh: bool) -> Plan:
     chosen = []
     for name, unit in slots.rng.sample(metrics, slots.integer(2, 5)):
         if not zh and slots.split == TRAIN and slots.chance(0.2):
-            name, unit = slots.phrase((slots.pick(WORDS), f"{slots.pick(WORDS)} {slots.pick(NOUNS)}")), slots.pick(NOUNS) + "s"
+            name, unit = (
+                slots.phrase((slots.pick(WORDS), f"{slots.pick(WORDS)} {slots.pick(NOUNS)}")),
+                slots.pick(NOUNS) + "s",
+            )
         base = slots.integer(20, slots.phrase((99, 900, 3000)))
         chosen.append(
             Metric(
@@ -115,7 +118,8 @@ def en_report(slots: Slots, plan: Plan) -> str:
             "\n".join([f"| metric | {plan.before} | {plan.now} | change |", "| --- | --- | --- | --- |", *rows])
         )
     for metric in plan.metrics:
-        first = f"In {plan.now} {metric.name} came to {metric.now} {metric.unit}, compared with {metric.before} in {plan.before}."
+        first = f"In {plan.now} {metric.name} came to {metric.now} {metric.unit},"
+        first += f" compared with {metric.before} in {plan.before}."
         if metric.now == metric.before:
             middle = slots.phrase(texts.EN_FLAT)
         else:
@@ -124,7 +128,8 @@ def en_report(slots: Slots, plan: Plan) -> str:
             middle += " ".join(slots.rng.sample(texts.EN_UP if up else texts.EN_DOWN, slots.integer(1, 2)))
         outlook = slots.phrase(texts.EN_OUTLOOK).format(m=metric.name, o=plan.organisation)
         parts.append(
-            f"## {metric.name.capitalize()}\n\n{first} {middle} {slots.phrase(texts.EN_CAUSES)} {outlook[0].upper() + outlook[1:]}"
+            f"## {metric.name.capitalize()}\n\n{first} {middle} {slots.phrase(texts.EN_CAUSES)} "
+            + (outlook[0].upper() + outlook[1:])
         )
     parts.append(
         "## Risks\n\n" + "\n".join(f"- {risk}" for risk in slots.rng.sample(texts.EN_RISKS, slots.integer(2, 4)))
@@ -165,7 +170,8 @@ def zh_report(slots: Slots, plan: Plan) -> str:
                 slots.rng.sample(texts.ZH_UP if up else texts.ZH_DOWN, slots.integer(1, 2))
             )
         parts.append(
-            f"## {metric.name}\n\n{first}{middle}{slots.phrase(texts.ZH_CAUSES)}{slots.phrase(texts.ZH_OUTLOOK).format(m=metric.name)}"
+            f"## {metric.name}\n\n{first}{middle}{slots.phrase(texts.ZH_CAUSES)}"
+            + slots.phrase(texts.ZH_OUTLOOK).format(m=metric.name)
         )
     parts.append(
         "## 风险\n\n" + "\n".join(f"- {risk}" for risk in slots.rng.sample(texts.ZH_RISKS, slots.integer(2, 4)))
@@ -181,21 +187,45 @@ def zh_report(slots: Slots, plan: Plan) -> str:
 
 def plain_sample(slots: Slots, zh: bool) -> Sample:
     """A report request without figures: the answer says so and stays general."""
-    topic = slots.pick(texts.ZH_PLAIN) if zh else slots.phrase((slots.pick(texts.EN_PLAIN), " ".join(slots.some(WORDS, 2))))
+    topic = (
+        slots.pick(texts.ZH_PLAIN) if zh else slots.phrase((slots.pick(texts.EN_PLAIN), " ".join(slots.some(WORDS, 2))))
+    )
     if zh:
-        ask = slots.phrase((f"写一份关于{topic}的报告。", f"请写一篇长一点的{topic}报告。", f"写一篇关于{topic}的文章。"))
-        parts = [f"# {topic}报告", f"## 摘要\n\n本报告讨论{topic}。请求里没有数据，所以内容比较概括。", "## 现状\n\n" + "".join(slots.rng.sample(texts.ZH_CAUSES, 3)),
-                 "## 风险\n\n" + "\n".join(f"- {risk}" for risk in slots.rng.sample(texts.ZH_RISKS, 3)),
-                 "## 下一步\n\n" + "\n".join(f"{i + 1}. {step.format(m=topic)}" for i, step in enumerate(slots.rng.sample(texts.ZH_STEPS, 3))),
-                 "## 结论\n\n" + slots.phrase(texts.ZH_CONCLUSIONS).format(o=topic)]
+        ask = slots.phrase(
+            (f"写一份关于{topic}的报告。", f"请写一篇长一点的{topic}报告。", f"写一篇关于{topic}的文章。")
+        )
+        parts = [
+            f"# {topic}报告",
+            f"## 摘要\n\n本报告讨论{topic}。请求里没有数据，所以内容比较概括。",
+            "## 现状\n\n" + "".join(slots.rng.sample(texts.ZH_CAUSES, 3)),
+            "## 风险\n\n" + "\n".join(f"- {risk}" for risk in slots.rng.sample(texts.ZH_RISKS, 3)),
+            "## 下一步\n\n"
+            + "\n".join(
+                f"{i + 1}. {step.format(m=topic)}" for i, step in enumerate(slots.rng.sample(texts.ZH_STEPS, 3))
+            ),
+            "## 结论\n\n" + slots.phrase(texts.ZH_CONCLUSIONS).format(o=topic),
+        ]
     else:
-        ask = slots.phrase((f"Write a report about {topic}.", f"Write a long report on {topic}.", f"Please write an essay about {topic}.", f"I need a report on {topic}."))
+        ask = slots.phrase(
+            (
+                f"Write a report about {topic}.",
+                f"Write a long report on {topic}.",
+                f"Please write an essay about {topic}.",
+                f"I need a report on {topic}.",
+            )
+        )
         ending = slots.phrase(texts.EN_CONCLUSIONS).format(o=topic)
-        parts = [f"# Report: {topic}", f"## Summary\n\nThis report looks at {topic}. No figures were given, so it stays general.",
-                 "## Situation\n\n" + " ".join(slots.rng.sample(texts.EN_CAUSES, 3)),
-                 "## Risks\n\n" + "\n".join(f"- {risk}" for risk in slots.rng.sample(texts.EN_RISKS, 3)),
-                 "## Next steps\n\n" + "\n".join(f"{i + 1}. {step.format(m=topic)}" for i, step in enumerate(slots.rng.sample(texts.EN_STEPS, 3))),
-                 f"## Conclusion\n\n{ending[0].upper() + ending[1:]}"]
+        parts = [
+            f"# Report: {topic}",
+            f"## Summary\n\nThis report looks at {topic}. No figures were given, so it stays general.",
+            "## Situation\n\n" + " ".join(slots.rng.sample(texts.EN_CAUSES, 3)),
+            "## Risks\n\n" + "\n".join(f"- {risk}" for risk in slots.rng.sample(texts.EN_RISKS, 3)),
+            "## Next steps\n\n"
+            + "\n".join(
+                f"{i + 1}. {step.format(m=topic)}" for i, step in enumerate(slots.rng.sample(texts.EN_STEPS, 3))
+            ),
+            f"## Conclusion\n\n{ending[0].upper() + ending[1:]}",
+        ]
     messages = [user(ask), assistant("\n\n".join(parts))]
     return Sample("long_report", "plain", with_system(slots, messages), check={"kind": "report", "figures": []})
 

@@ -1,4 +1,4 @@
-"""The training mix: scenarios by token share, chained conversations, real code text, rendered through the chat template."""
+"""The training mix: scenarios by token share, chained conversations, real code, rendered through the chat template."""
 
 from __future__ import annotations
 
@@ -13,15 +13,25 @@ import sgling
 from sgling.srt.parser.chat_template import ChatTemplate
 
 from . import arithmetic, coding, long_report, small_talk, tool_calling, zh_chat
-from .base import TRAIN, Generator, Sample, Slots, is_held_out_prompt
+from .base import NEW_PROMPT, TRAIN, Generator, Sample, Slots, is_held_out_prompt
 
 PICO_DIR = Path(sgling.__file__).parent / "assets" / "ling3-pico"
 SCENARIOS: dict[str, Generator] = {
-    "coding": coding.generate, "tool_calling": tool_calling.generate, "long_report": long_report.generate,
-    "zh_chat": zh_chat.generate, "arithmetic": arithmetic.generate, "small_talk": small_talk.generate,
+    "coding": coding.generate,
+    "tool_calling": tool_calling.generate,
+    "long_report": long_report.generate,
+    "zh_chat": zh_chat.generate,
+    "arithmetic": arithmetic.generate,
+    "small_talk": small_talk.generate,
 }
 TOKEN_SHARES = {
-    "coding": 0.22, "tool_calling": 0.23, "long_report": 0.15, "zh_chat": 0.13, "arithmetic": 0.19, "small_talk": 0.04, "stdlib": 0.04,
+    "coding": 0.22,
+    "tool_calling": 0.23,
+    "long_report": 0.15,
+    "zh_chat": 0.13,
+    "arithmetic": 0.19,
+    "small_talk": 0.04,
+    "stdlib": 0.04,
 }
 END_OF_TEXT = "<|endoftext|>"
 
@@ -49,8 +59,9 @@ def draw(scenario: str, seed: str, split: str) -> Sample:
 
     Small talk has few distinct prompts and is the same everywhere; the prompt filter does not apply to it.
     """
+    pools = TRAIN if split == NEW_PROMPT else split
     for attempt in range(10_000):
-        sample = SCENARIOS[scenario](Slots(random.Random(f"{seed}:{scenario}:{split}:{attempt}"), split))
+        sample = SCENARIOS[scenario](Slots(random.Random(f"{seed}:{scenario}:{split}:{attempt}"), pools))
         if scenario == "small_talk" or is_held_out_prompt(prompt_key(sample)) == (split != TRAIN):
             return sample
     raise RuntimeError(f"no {split} sample of {scenario} in 10,000 attempts")
@@ -74,7 +85,9 @@ def chained(first: Sample, seed: str) -> Sample:
     rng = random.Random(f"{seed}:chain")
     messages = list(first.messages)
     for index in range(rng.randint(1, 7)):
-        other = draw(rng.choice(("coding", "zh_chat", "arithmetic", "small_talk", "long_report")), f"{seed}:{index}", TRAIN)
+        other = draw(
+            rng.choice(("coding", "zh_chat", "arithmetic", "small_talk", "long_report")), f"{seed}:{index}", TRAIN
+        )
         if not other.enable_thinking:
             messages += [message for message in other.messages if message["role"] != "system"]
     return first._replace(messages=messages)
@@ -84,7 +97,17 @@ def chained(first: Sample, seed: str) -> Sample:
 def stdlib_pieces() -> tuple[str, ...]:
     """Top-level pieces of the Python standard library on this machine (PSF licence), 200 to 3,000 characters each."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    skip = ("test", "idlelib", "encodings", "site-packages", "dist-packages", "lib2to3", "turtledemo", "pydoc_data", "__pycache__")
+    skip = (
+        "test",
+        "idlelib",
+        "encodings",
+        "site-packages",
+        "dist-packages",
+        "lib2to3",
+        "turtledemo",
+        "pydoc_data",
+        "__pycache__",
+    )
     pieces = []
     for path in sorted(root.rglob("*.py")):
         if any(part in skip for part in path.relative_to(root).parts):

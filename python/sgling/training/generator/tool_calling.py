@@ -18,7 +18,7 @@ HELD_OUT_FAMILIES = frozenset(
 
 
 class Param(NamedTuple):
-    """A parameter: alternative names (the first is the slot name in templates), whether required, value kind, description."""
+    """A parameter: alternative names (the first is the slot name), whether required, value kind, description."""
 
     names: tuple[str, ...]
     required: bool
@@ -27,7 +27,7 @@ class Param(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """One tool of ``families/tools.txt``: names, descriptions, parameters, request and answer templates, result fields."""
+    """One tool of ``families/tools.txt``: names, descriptions, parameters, requests, result fields, answers."""
 
     names: tuple[str, ...]
     descriptions: tuple[str, ...]
@@ -146,7 +146,7 @@ def synthetic_spec(slots: Slots) -> Spec:
 
 
 def make_tool(slots: Slots, spec: Spec) -> Tool:
-    """Draws the names and builds the OpenAI-style tool schema; a quarter of training tools have names met nowhere else."""
+    """Draws the names and builds the OpenAI-style schema; a quarter of training tools have names met nowhere else."""
     renamed = slots.split == TRAIN and len(spec.names) > 1 and slots.chance(0.25)
     name = spec.names[0] if slots.chance(0.5) else slots.phrase(spec.names)
     if renamed:
@@ -173,7 +173,7 @@ def fill(template: str, words: dict[str, str]) -> str:
 
 
 def make_call(slots: Slots, tool: Tool, zh: bool) -> Call:
-    """A request for one tool and the call it asks for; optional arguments are present exactly when the request names them."""
+    """A request for one tool and the call it asks for; optional arguments stand in it exactly when named."""
     template = slots.phrase(tool.spec.requests[zh])
     fixed = {name: text == "true" for name, text in re.findall(r"\{=(\w+):(\w+)\}", template)}
     template = re.sub(r"\{=[^}]*\}", "", template)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .base import Slots
@@ -60,60 +61,62 @@ def list_text(words: list[str], zh: bool) -> str:
     return "、".join(words) if zh else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def text_value(slots: Slots, kind: str, zh: bool) -> str:
-    """Values that are plain strings, spoken as they are."""
-    digits = slots.integer
-    if kind == "city":
-        return slots.pick(CITIES)[1 if zh else 0]
-    if kind == "person":
-        return slots.pick(ZH_NAMES if zh and slots.chance(0.7) else EN_NAMES)
-    if kind == "topic":
-        return (
-            slots.pick(ZH_TOPICS) + (slots.pick(ZH_TOPICS) if slots.chance(0.3) else "")
-            if zh
-            else " ".join(slots.some(WORDS, digits(1, 3)))
-        )
-    if kind == "item":
-        return slots.pick(ZH_ITEMS)[1] if zh else slots.pick(EN_ITEMS)
-    if kind == "date":
-        return f"{digits(2024, 2029)}-{digits(1, 12):02d}-{digits(1, 28):02d}"
-    if kind == "time":
-        return f"{digits(0, 23):02d}:{slots.phrase((0, 5, 10, 15, 20, 30, 40, 45, 50)):02d}"
-    if kind == "email":
-        return f"{slots.pick(EN_NAMES).lower()}{slots.phrase(('', '.' + slots.pick(WORDS), str(digits(1, 99))))}@{slots.pick(WORDS)}.{slots.phrase(('com', 'org', 'net'))}"
-    if kind == "phone":
-        return "".join(str(digits(0, 9)) for _ in range(7))
-    if kind == "code":
-        letters = "".join(slots.phrase("ABCDEFGHJKLMNPRSTUVWXYZ") for _ in range(2))
-        return f"{letters}{digits(100, 9999)}"
-    if kind == "ticker":
-        return "".join(slots.phrase("ABCDEFGHIJKLMNOPRSTUVWXYZ") for _ in range(digits(3, 4)))
-    if kind == "expression":
-        terms = [str(digits(2, 999))]
-        for _ in range(digits(1, 3)):
-            terms += [slots.phrase("+-*"), str(digits(2, 99))]
-        return " ".join(terms)
-    if kind == "place":
-        return f"{slots.phrase(('Cafe', 'Casa', 'Villa', 'Hotel', 'Chez', 'Park'))} {slots.pick(WORDS).capitalize()}"
-    if kind == "address":
-        return f"{digits(1, 250)} {slots.pick(WORDS).capitalize()} {slots.phrase(('Street', 'Road', 'Lane'))}"
-    if kind == "room":
-        return slots.phrase(
-            ("kitchen", "bedroom", "bathroom", "living room", "office", "hall", "garage", "attic", "cellar", "study")
-        )
-    if kind == "path":
-        return f"{slots.pick(WORDS)}/{slots.pick(NOUNS)}.{slots.phrase(('txt', 'md', 'csv', 'log', 'json'))}"
-    if kind == "folder":
-        return f"/{slots.pick(WORDS)}/{slots.pick(NOUNS)}"
-    if kind == "noun":
-        return slots.pick(NOUNS) + "s"
-    if kind == "word":
-        return slots.pick(WORDS)
-    if kind == "host":
-        return f"{slots.pick(WORDS)}-{digits(1, 99):02d}"
-    if kind == "version":
-        return f"{digits(0, 9)}.{digits(0, 20)}.{digits(0, 30)}"
-    raise ValueError(f"unknown value kind {kind}")
+def _topic(slots: Slots, zh: bool) -> str:
+    if zh:
+        return slots.pick(ZH_TOPICS) + (slots.pick(ZH_TOPICS) if slots.chance(0.3) else "")
+    return " ".join(slots.some(WORDS, slots.integer(1, 3)))
+
+
+def _email(slots: Slots, zh: bool) -> str:
+    name = slots.pick(EN_NAMES).lower() + slots.phrase(("", "." + slots.pick(WORDS), str(slots.integer(1, 99))))
+    return f"{name}@{slots.pick(WORDS)}.{slots.phrase(('com', 'org', 'net'))}"
+
+
+def _expression(slots: Slots, zh: bool) -> str:
+    terms = [str(slots.integer(2, 999))]
+    for _ in range(slots.integer(1, 3)):
+        terms += [slots.phrase("+-*"), str(slots.integer(2, 99))]
+    return " ".join(terms)
+
+
+def _letters(slots: Slots, count: int) -> str:
+    return "".join(slots.phrase("ABCDEFGHJKLMNPRSTUVWXYZ") for _ in range(count))
+
+
+def _place(slots: Slots, zh: bool) -> str:
+    return f"{slots.phrase(('Cafe', 'Casa', 'Villa', 'Hotel', 'Chez', 'Park'))} {slots.pick(WORDS).capitalize()}"
+
+
+def _address(slots: Slots, zh: bool) -> str:
+    return f"{slots.integer(1, 250)} {slots.pick(WORDS).capitalize()} {slots.phrase(('Street', 'Road', 'Lane'))}"
+
+
+ROOMS = ("kitchen", "bedroom", "bathroom", "living room", "office", "hall", "garage", "attic", "cellar", "study")
+MINUTES = (0, 5, 10, 15, 20, 30, 40, 45, 50)
+FILE_ENDINGS = ("txt", "md", "csv", "log", "json")
+TEXT_VALUES: dict[str, Callable[[Slots, bool], str]] = {
+    "city": lambda s, zh: s.pick(CITIES)[1 if zh else 0] if s.chance(0.85) else s.pick(ZH_NAMES if zh else EN_NAMES),
+    "person": lambda s, zh: s.pick(ZH_NAMES if zh and s.chance(0.7) else EN_NAMES),
+    "topic": _topic,
+    "item": lambda s, zh: s.pick(ZH_ITEMS)[1] if zh else s.pick(EN_ITEMS),
+    "date": lambda s, zh: f"{s.integer(2024, 2029)}-{s.integer(1, 12):02d}-{s.integer(1, 28):02d}",
+    "time": lambda s, zh: f"{s.integer(0, 23):02d}:{s.phrase(MINUTES):02d}",
+    "email": _email,
+    "phone": lambda s, zh: "".join(str(s.integer(0, 9)) for _ in range(7)),
+    "code": lambda s, zh: f"{_letters(s, 2)}{s.integer(100, 9999)}",
+    "ticker": lambda s, zh: _letters(s, s.integer(3, 4)),
+    "expression": _expression,
+    "place": _place,
+    "address": _address,
+    "room": lambda s, zh: s.phrase(ROOMS),
+    "path": lambda s, zh: f"{s.pick(WORDS)}/{s.pick(NOUNS)}.{s.phrase(FILE_ENDINGS)}",
+    "folder": lambda s, zh: f"/{s.pick(WORDS)}/{s.pick(NOUNS)}",
+    "noun": lambda s, zh: s.pick(NOUNS) + "s",
+    "word": lambda s, zh: s.pick(WORDS),
+    "host": lambda s, zh: f"{s.pick(WORDS)}-{s.integer(1, 99):02d}",
+    "version": lambda s, zh: f"{s.integer(0, 9)}.{s.integer(0, 20)}.{s.integer(0, 30)}",
+}
+"""Kinds whose values are plain strings, spoken as they are."""
 
 
 def make_value(slots: Slots, kind: str, zh: bool) -> Value:
@@ -141,7 +144,7 @@ def make_value(slots: Slots, kind: str, zh: bool) -> Value:
     if name == "object":
         section, row = slots.phrase("ABCDEFGH"), slots.integer(1, 40)
         return Value("", {"section": section, "row": row})
-    text = text_value(slots, name, zh)
+    text = TEXT_VALUES[name](slots, zh)
     return Value(text, text)
 
 

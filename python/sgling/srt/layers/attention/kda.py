@@ -71,11 +71,24 @@ class KDAAttnBackend(AttentionBackend):
             return out
         if batch.mode is not ForwardMode.TARGET_VERIFY:
             raise ValueError(f"KDA layers do not run in mode {batch.mode}")
-        working = (state.conv, state.temporal, slots)
+        if batch.ragged is None:
+            return self._verify(inputs, params, batch, state)
+        dense = self._verify(tuple(map(batch.ragged.spread, inputs)), params, batch, state)
+        return batch.ragged.pack(dense)
+
+    @staticmethod
+    def _verify(
+        inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        params: KDAParams,
+        batch: ForwardBatch,
+        state: KDALayerState,
+    ) -> torch.Tensor:
+        """Whole windows of W rows; what it leaves for rows that were cut is never committed."""
+        working = (state.conv, state.temporal, batch.state_slots)
         if isinstance(state.rollback, StagedBuffers):
-            return kda_verify_staged(qkv, f, b, params, *working, batch.width, state.rollback)
+            return kda_verify_staged(*inputs, params, *working, batch.width, state.rollback)
         assert isinstance(state.rollback, ReplayRing)
-        return kda_verify_replay(qkv, f, b, params, *working, batch.seq_lens, batch.width, state.rollback)
+        return kda_verify_replay(*inputs, params, *working, batch.seq_lens, batch.width, state.rollback)
 
 
 class KDAAttention:

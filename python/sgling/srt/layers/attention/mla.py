@@ -53,7 +53,11 @@ class MLAAttnBackend(AttentionBackend):
         if metadata.prefill_locs is not None:
             kv = kv_pool.index_select(0, metadata.prefill_locs)
             return mla_prefill(torch.cat(queries, dim=-1), kv, w_kc, w_vc, batch.prefix_len, self.scale)
-        return expand_v(mla_decode(absorb_q(q_nope, w_kc), q_pe, kv_pool, metadata.paged, self.scale), w_vc)
+        q_lat = absorb_q(q_nope, w_kc)
+        if batch.ragged is not None:
+            dense = mla_decode(batch.ragged.spread(q_lat), batch.ragged.spread(q_pe), kv_pool, metadata.paged, self.scale)
+            return expand_v(batch.ragged.pack(dense), w_vc)
+        return expand_v(mla_decode(q_lat, q_pe, kv_pool, metadata.paged, self.scale), w_vc)
 
 
 class MLAAttention:
