@@ -125,9 +125,7 @@ class Driver:
         resources.kv.free_slots(kv_slots)
         return [after - before for before, after in zip(times, times[1:], strict=False)]
 
-    def _bare_step(
-        self, token: torch.Tensor, position: int, rows: torch.Tensor, slots: torch.Tensor
-    ) -> torch.Tensor:
+    def _bare_step(self, token: torch.Tensor, position: int, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         runner = self.scheduler.core.runner
         where = torch.tensor([position])
         batch = ForwardBatch(

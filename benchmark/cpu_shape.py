@@ -173,7 +173,9 @@ def threads(options: argparse.Namespace) -> dict:
                 times[name][side].append(milliseconds(*work))
     torch.set_num_threads(1)
     return {
-        name: {kind: [round(min(v), 2), round(median(v), 2)] for kind, v in zip(("chunk", "decode"), sides, strict=True)}
+        name: {
+            kind: [round(min(v), 2), round(median(v), 2)] for kind, v in zip(("chunk", "decode"), sides, strict=True)
+        }
         for name, sides in times.items()
     }
 
@@ -213,7 +215,8 @@ def main() -> None:
     chosen = PARTS if options.part == "all" else {options.part: PARTS[options.part]}
     results = {name: part(options) for name, part in chosen.items()}
     report(results)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False).stdout
+    describe = ["git", "describe", "--always", "--dirty", "--abbrev=40"]
+    commit = subprocess.run(describe, cwd=HERE, capture_output=True, text=True, check=False).stdout
     facts = {"commit": commit.strip(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
     facts |= {"torch": torch.__version__, "python": platform.python_version(), "machine": dict(cpu_facts())}
     options.output.parent.mkdir(parents=True, exist_ok=True)

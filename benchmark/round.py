@@ -91,7 +91,7 @@ class Bench:
 
     def round(self) -> None:
         """Launch one step, then take the previous step's result."""
-        self.runner.begin_step()
+        self.runner.begin_step(self.row.width)
         launched = self.runner.copy_result(self.graphs.decode(self.step))
         if self._pending is not None:
             self._pending.wait()
@@ -266,8 +266,8 @@ def main() -> None:
     """Run the rows and print the table."""
     args = parse()
     begin = time.perf_counter()
-    machine = calibrate()
     runner = build_runner(rank_config(args.tp_shape, args.layers), args.context, "cuda")
+    machine = calibrate()
     report = {
         "commit": commit(),
         "sources_sha256": sources_sha256(),

@@ -33,13 +33,14 @@ COMMANDS: dict[str, Command] = {
     "bench serving": Command(
         "[flags]", "load a running server and report latency, throughput and accept length", "sgling.bench.serving"
     ),
-    "bench round": Command(
-        "[flags]", "time the decode round of a GPU node by node", "sgling.bench.round_command"
-    ),
+    "bench round": Command("[flags]", "time the decode round of a GPU node by node", "sgling.bench.round_command"),
     "sweep depth": Command(
         "[MODEL] [flags]",
         "measure every draft depth, write the table of --speculative-depth auto",
         "sgling.bench.depth_sweep",
+    ),
+    "fit-confidence": Command(
+        "[MODEL] [flags]", "calibrate the confidence of a DSPARK drafter on prompts", "sgling.fit_confidence"
     ),
     "trace": Command(
         "[MODEL] [flags]", "record decode rounds: a Perfetto trace and a picture of one", "sgling.bench.trace"

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sgling.bench.datasets import Prompt
-from sgling.bench.depth_grid import DepthPoint, format_grid, make_point, margins, recommend
+from sgling.bench.depth_grid import DepthPoint, format_grid, make_point, margins, recommend, spread_line
 from sgling.bench.depth_sweep import Subject, measure_point
 from sgling.bench.scenarios import SCENARIOS, scenario_prompt, scenario_samples
 from sgling.bench.target import BenchError, EngineTarget
@@ -130,9 +130,10 @@ def speculation_section(points: Sequence[DepthPoint], smoke: SmokeResult) -> str
         [
             "Speculation on this machine (fixed prompts, one request)",
             *(f"  {line}" for line in format_grid(points).splitlines()),
-            f"  break-even: width {last.width} pays above an accept length of {break_even:.2f}; found {last.accept:.2f}",
+            f"  break-even accept length of width {last.width}: {break_even:.2f}; found {last.accept:.2f}",
             f"  the last draft pays above {grown.cost:+.1%} accept length; it brought {grown.accept:+.1%}",
             f"  recommended on these prompts: --speculative-num-steps {best.steps} ({reason})",
+            f"  {spread_line(points)}",
             f"  acceptance smoke: accept length {smoke.accept_length:.2f}, floor {floor}{verdict}",
         ]
     )

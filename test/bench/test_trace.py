@@ -33,6 +33,7 @@ def test_the_calibration_is_printed():
     lines = figures_text(find_rounds(SPANS), Calibration(1.0, 1.1))
     assert "recording adds +10.0%" in lines[-1]
     assert "device idle 30.0%" in lines[1]
+    assert "is noise" in figures_text(find_rounds(SPANS), Calibration(1.1, 1.0))[-1]
 
 
 def test_an_engine_is_traced(tmp_path, capsys):

@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import torch
+
 from model.published import FLASH, PICO
 from spec.harness import Harness, Oracle, random_drafter, random_prompt, request
 

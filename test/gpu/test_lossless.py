@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+
 from gpu.gpu_case import MODELS, oracle, random_drafts, run, write_config
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 17)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from gpu.gpu_case import build, write_config
 from spec.harness import random_prompt, request
 

@@ -226,6 +226,8 @@ def test_experts_read_no_device_value_on_the_host(block, rows, dtype):
         w13, down = (empty_experts(shape, dtype, "cpu") for shape in ((E, 2 * WIDTH, D), (E, D, WIDTH)))
         out = moe_experts(x, w13, down, torch.ones(rows, K), torch.zeros(rows, K, dtype=torch.int64), 4.0)
         assert out.shape == (rows, D) and out.dtype == dtype
-        again = moe_experts(x, w13.contiguous(), down, torch.ones(rows, K), torch.zeros(rows, K, dtype=torch.int64), 4.0)
+        again = moe_experts(
+            x, w13.contiguous(), down, torch.ones(rows, K), torch.zeros(rows, K, dtype=torch.int64), 4.0
+        )
         assert again.shape == (rows, D)
         assert dense_ffn(x, w13[0], down[0], 4.0).shape == (rows, D)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import NamedTuple
 
 import pytest
@@ -21,7 +22,9 @@ AXES = {
     "chunk": (7, 64, -1),
     "feature": tuple(FEATURES),
     "overlap": (True, False),
+    "verify": ("static", "compact", "cap-accept"),
 }
+STEP_RATES = {"sample_batch_tokens": [1, 8, 16, 32, 64], "sample_steps_per_sec": [100, 90, 75, 50, 30]}
 
 
 class Case(NamedTuple):
@@ -32,6 +35,7 @@ class Case(NamedTuple):
     chunk: int
     feature: str
     overlap: bool
+    verify: str = "static"
 
 
 @pytest.fixture(scope="module")
@@ -46,26 +50,34 @@ def plain(target):
 
 @pytest.fixture(scope="module")
 def directories(target, plain, tmp_path_factory):
-    """Drafters of block 16; a smaller block uses the first drafts of theirs (``--speculative-dspark-block-size``)."""
+    """Drafters of block 16; a smaller block uses the first drafts of theirs (``--speculative-dspark-block-size``).
+
+    "step rates" is the cost table of scheduled steps.
+    """
     base = tmp_path_factory.mktemp("drafters")
     known = [(item.input_ids, plain["greedy", item.rid][1]) for item in prompts_of("greedy", 5)]
     trained = write_trained_drafter(target, base / "trained", known, steps=60, block_size=16)
     dense = write_tiny_drafter(base / "dense", block_size=16, markov_head_type="gated")
     mla = write_tiny_drafter(base / "mla", block_size=16, markov_head_type="rnn", **MLA)
-    return {"trained": trained, "dense": dense, "mla": mla}
+    rates = base / "sps.json"
+    rates.write_text(json.dumps(STEP_RATES))
+    return {"trained": trained, "dense": dense, "mla": mla, "step rates": rates}
 
 
 def run_case(target, plain, directories, case: Case) -> dict[str, Outcome]:
     requests = prompts_of(case.feature, case.batch)
-    harness = dspark(
-        target,
-        directories.get(case.drafter, directories["dense"]),
-        speculative_dspark_block_size=case.block,
-        linear_rollback=case.rollback,
-        chunked_prefill_size=case.chunk,
-        disable_overlap_schedule=not case.overlap,
-        **tight_pool(case.feature, requests, case.block + 1),
-    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SGLANG_RAGGED_VERIFY_MODE", case.verify)
+        harness = dspark(
+            target,
+            directories.get(case.drafter, directories["dense"]),
+            speculative_dspark_block_size=case.block,
+            speculative_dspark_sps_table_path=str(directories["step rates"]),
+            linear_rollback=case.rollback,
+            chunked_prefill_size=case.chunk,
+            disable_overlap_schedule=not case.overlap,
+            **tight_pool(case.feature, requests, case.block + 1),
+        )
     truth = {item.rid: plain[case.feature, item.rid] for item in requests}
     by_hand = {
         "random": random_drafter(VOCAB),
@@ -97,6 +109,12 @@ def test_trained_drafter_is_accepted_often_and_changes_nothing(target, plain, di
     outcomes = run_case(target, plain, directories, Case(16, "replay", 5, "trained", -1, "greedy", True))
     verifies = sum(o.spec.verify_ct for o in outcomes.values())
     assert sum(len(o.ids) - 1 for o in outcomes.values()) / verifies > 2.5
+
+
+@pytest.mark.parametrize("block", BLOCK_SIZES)
+@pytest.mark.parametrize("verify", ["compact", "cap-accept"])
+def test_scheduled_batches_equal_plain_decoding_at_every_block_size(target, plain, directories, block, verify):
+    run_case(target, plain, directories, Case(block, "replay", 5, "trained", 64, "seeded", True, verify))
 
 
 def test_4_random_tokens_are_almost_never_accepted_and_change_nothing(target, plain, directories):

@@ -73,6 +73,18 @@ def test_11_a_round_reads_nothing(target, tmp_path, form, width, rejection, roll
     assert result.logprobs.top_ids.shape == (4 * width, 3)
 
 
+@pytest.mark.parametrize("rejection", [False, True], ids=["verify", "rejection"])
+@pytest.mark.parametrize("rows", [4, 13, 36])
+def test_11_a_scheduled_round_reads_nothing(target, tmp_path, monkeypatch, rows, rejection):
+    monkeypatch.setenv("SGLANG_RAGGED_VERIFY_MODE", "compact")
+    drafter = write_tiny_drafter(tmp_path, block_size=8)
+    with FakeTensorMode():
+        worker = worker_of(target, drafter, speculative_use_rejection_sampling=rejection)
+        result = worker.decode(StepInput(torch.arange(4), 9, 512, EVERYTHING, None, rows))
+    assert result.schedule.confidence.shape == (4, 8)
+    assert result.schedule.verify_lens.shape == (4,)
+
+
 def test_11_no_backend_needs_lengths_on_the_host(target, tmp_path):
     worker = worker_of(target, write_tiny_drafter(tmp_path))
     assert worker.runner.needs_cpu_seq_lens is False

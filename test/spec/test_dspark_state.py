@@ -78,13 +78,40 @@ def plain(target):
     return states, list(req.output_ids)
 
 
+def cut_every_step(harness: Harness, oracle: Oracle, width: int) -> None:
+    """Right drafts behind a real draft step (which fills the schedule), and budgets of 1 .. width rows in turn."""
+    worker, turn = harness.scheduler.worker, iter(range(10_000))
+    draft = worker.draft
+
+    def drafted(step):
+        draft(step)
+        oracle.turn = width - 2  # the planted error falls behind the window
+        oracle(worker, step)
+
+    worker.draft = drafted
+    harness.scheduler.steps._budget.rows_for = lambda batch, full: 1 + next(turn) % full
+
+
 @pytest.mark.parametrize("rollback", ["replay", "staged"])
 @pytest.mark.parametrize("block", BLOCK_SIZES)
-def test_state_after_every_commit_is_bit_equal_to_plain_decoding(target, plain, tmp_path, rollback, block):
+@pytest.mark.parametrize("verify", ["static", "compact"])
+def test_state_after_every_commit_is_bit_equal_to_plain_decoding(
+    target, plain, tmp_path, monkeypatch, rollback, block, verify
+):
+    """Compact: the request, whose drafts are always right, is verified to a different length every step."""
+    monkeypatch.setenv("SGLANG_RAGGED_VERIFY_MODE", verify)
     states, ids = plain
+    table = tmp_path / "sps.json"
+    table.write_text('{"sample_batch_tokens": [1], "sample_steps_per_sec": [1]}')
     drafter = write_tiny_drafter(tmp_path, block_size=block)
-    harness = dspark(target, drafter, linear_rollback=rollback, **EXACT)
-    harness.use_drafter(Oracle(harness, {"r": (len(PROMPT), ids)}, VOCAB))
+    harness = dspark(
+        target, drafter, linear_rollback=rollback, speculative_dspark_sps_table_path=str(table), **EXACT
+    )
+    oracle = Oracle(harness, {"r": (len(PROMPT), ids)}, VOCAB)
+    if verify == "static":
+        harness.use_drafter(oracle)
+    else:
+        cut_every_step(harness, oracle, block + 1)
     req = advance(harness, PROMPT, 1)
     seen = 0
     for _ in range(STEPS):

@@ -66,7 +66,7 @@ def test_a_model_is_examined_and_its_floor_recorded(random_pico, capsys, monkeyp
     shown = capsys.readouterr().out
     for title in ("Machine", "Choices", "Model", "Memory plan", "Speculation on this machine", "Refusals and notices"):
         assert f"\n{title}" in f"\n{shown}"
-    assert "break-even: width 2 pays above an accept length of" in shown
+    assert "break-even accept length of width 2: " in shown
     assert list(json.loads((random_pico / "acceptance.json").read_text())["accept_lengths"]) == ["NEXTN-2"]
     Acceptance(("a b c",), {"NEXTN-2": 9.0}).write(random_pico)
     assert main(argv.split()) == 1

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import mean
 
+BUSY = 0.1  # repeats that differ by more than this were disturbed
 NOISE = 0.01  # a deeper draft must be this much faster than a shallower one to be recommended
 
 
@@ -97,3 +98,10 @@ def format_grid(points: Sequence[DepthPoint]) -> str:
             row += f"  {margin.accept:+7.1%}  {margin.cost:+7.1%}  {verdict}"
         rows.append(row)
     return "\n".join(rows)
+
+
+def spread_line(points: Sequence[DepthPoint]) -> str:
+    """How far the repeats differ, and what to think of it."""
+    worst = max(point.spread for point in points)
+    advice = "; the machine is busy, do not trust differences of this size" if worst > BUSY else ""
+    return f"slowest repeat against the fastest: {worst:+.0%} at most{advice}"

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from sgling.bench.backends import RequestOptions
 from sgling.bench.connect import authorized, load_tokenizer, wait_until_ready
 from sgling.bench.datasets import Prompt
-from sgling.bench.depth_grid import DepthPoint, format_grid, make_point, recommend
+from sgling.bench.depth_grid import DepthPoint, format_grid, make_point, recommend, spread_line
 from sgling.bench.load import Load, run_load, warm_up
 from sgling.bench.metrics import speculation_of, time_per_output_token
 from sgling.bench.scenarios import ALL_SCENARIOS, SCENARIOS, scenario_prompt, scenario_samples
@@ -102,7 +102,7 @@ def _print_grid(grid: dict[int, list[DepthPoint]]) -> None:
         best, reason = recommend(points)
         print(f"\nconcurrency {size}\n{format_grid(points)}")
         print(f"recommended: --speculative-num-steps {best.steps} ({reason})")
-        print(f"slowest repeat against the fastest, at most: {max(point.spread for point in points):+.0%}")
+        print(spread_line(points))
 
 
 async def _server_subject(args: SweepArgs) -> Subject:

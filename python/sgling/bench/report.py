@@ -29,7 +29,7 @@ _BLOCKS = (
     ("tpot", "Time per Output Token (excl. 1st token)", "TPOT"),
     ("itl", "Inter-Token Latency", "ITL"),
 )
-_LABEL, _VALUE, _WIDTH = 40, 10, 51
+_LABEL, _VALUE, _WIDTH = 40, 10, 50
 
 
 def _row(label: str, value) -> str:

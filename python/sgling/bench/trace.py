@@ -14,8 +14,6 @@ from sgling.bench.scenarios import ALL_SCENARIOS, SCENARIOS, scenario_prompt, sc
 from sgling.bench.target import BenchError
 from sgling.bench.tokenizer import FastTokenizer
 from sgling.bench.workload import load_template
-from sgling.srt.config.flags import ServerArgsError
-from sgling.srt.config.model_config_checks import ModelConfigError
 from sgling.srt.config.model_path import resolve_model_path
 from sgling.srt.config.trace_args import TraceArgs
 from sgling.srt.observability.round_picture import Calibration, figures_text, round_page
@@ -75,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         with Engine(**args.given()) as engine:
             files, calibration = record(engine, prompt, args)
         page, rounds = write_picture(files, calibration, args)
-    except (BenchError, ServerArgsError, ModelConfigError, OSError, RuntimeError, ValueError) as error:
+    except Exception as error:  # the engine's own error types included
         print(f"sgling trace: error: {error}", file=sys.stderr)
         return 1
     print("\n".join(figures_text(rounds, calibration)))

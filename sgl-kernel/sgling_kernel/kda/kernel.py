@@ -37,6 +37,12 @@ def _row(pointer, channel, mask):
 
 
 @triton.jit
+def _projected(x, q, k, v, k_in, v_in):
+    """One row's q, k and v before the convolution, at the channels of one program."""
+    return _row(x, q, k_in), _row(x, k, k_in), _row(x, v, v_in)
+
+
+@triton.jit
 def _taps(weight, channel, mask):
     """The four conv taps of some channels, oldest first."""
     at = weight + channel * 4
@@ -89,12 +95,16 @@ def _chain_kernel(
     q0, q1, q2 = _row(window, qch, k_in), _row(window + C, qch, k_in), _row(window + 2 * C, qch, k_in)
     k0, k1, k2 = _row(window, kch, k_in), _row(window + C, kch, k_in), _row(window + 2 * C, kch, k_in)
     v0, v1, v2 = _row(window, vch, v_in), _row(window + C, vch, v_in), _row(window + 2 * C, vch, v_in)
+    n = request.to(tl.int64) * W
+    q3, k3, v3 = _projected(qkv + n * stride_qkv, qch, kch, vch, k_in, v_in)
+    decay_in = _row(f + n * stride_f, head * K + kc, k_in)
+    beta_in = tl.load(b + n * stride_b + head).to(tl.float32)
     for j in range(W):
         n = request.to(tl.int64) * W + j
-        x = qkv + n * stride_qkv
-        q3, k3, v3 = _row(x, qch, k_in), _row(x, kch, k_in), _row(x, vch, v_in)
-        decay_in = _row(f + n * stride_f, head * K + kc, k_in)
-        beta_in = tl.load(b + n * stride_b + head).to(tl.float32)
+        following = n + (j + 1 < W)  # the next row's loads are issued before this row's arithmetic
+        q4, k4, v4 = _projected(qkv + following * stride_qkv, qch, kch, vch, k_in, v_in)
+        next_decay = _row(f + following * stride_f, head * K + kc, k_in)
+        next_beta = tl.load(b + following * stride_b + head).to(tl.float32)
         q = _silu_rounded(q0 * qw0 + q1 * qw1 + q2 * qw2 + q3 * qw3, out.dtype.element_ty)
         k = _silu_rounded(k0 * kw0 + k1 * kw1 + k2 * kw2 + k3 * kw3, out.dtype.element_ty)
         v = _silu_rounded(v0 * vw0 + v1 * vw1 + v2 * vw2 + v3 * vw3, out.dtype.element_ty)
@@ -124,6 +134,7 @@ def _chain_kernel(
             if tile == 0:
                 _store_window(store_x + entry * (3 * C), q0, q1, q2, qch, k_in, C)
                 _store_window(store_x + entry * (3 * C), k0, k1, k2, kch, k_in, C)
+        q3, k3, v3, decay_in, beta_in = q4, k4, v4, next_decay, next_beta
     if MODE == 0:
         tl.store(state_pool + slot * (H * K * K) + at, state, mask=inside)
 

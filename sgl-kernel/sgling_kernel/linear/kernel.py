@@ -9,26 +9,39 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK_K = 128  # part of the numerics of every decode product
+SLICES, BLOCK_K = 8, 64  # K slices (one warp each) and columns per step: part of the numerics of every decode product
 
 
 @triton.jit(do_not_specialize=["M"])
 def _small_m_kernel(
-    x, w, out, M, stride_x, OUT: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+    x,
+    w,
+    out,
+    M,
+    stride_x,
+    OUT: tl.constexpr,
+    K: tl.constexpr,
+    KS: tl.constexpr,
+    S: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
 ):
+    """K is cut into S slices of KS columns, one warp each; the slices are summed in one fixed tree at the end."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
-    m = tl.program_id(1) * BM + tl.arange(0, BM)
-    k = tl.arange(0, BK)
-    x_at = x + m.to(tl.int64)[:, None] * stride_x + k[None, :]
-    w_at = w + n.to(tl.int64)[None, :] * K + k[:, None]
-    acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for start in range(0, K, BK):
-        inside = k < K - start
-        rows = tl.load(x_at + start, mask=(m < M)[:, None] & inside[None, :], other=0.0)
-        weights = tl.load(w_at + start, mask=(n < OUT)[None, :] & inside[:, None], other=0.0)
+    m = (tl.program_id(1) * BM + tl.arange(0, BM)).to(tl.int64)
+    k = tl.arange(0, S)[:, None] * KS + tl.arange(0, BK)[None, :]
+    x_at = x + m[None, :, None] * stride_x + k[:, None, :]
+    w_at = w + n.to(tl.int64)[None, None, :] * K + k[:, :, None]
+    acc = tl.zeros((S, BM, BN), dtype=tl.float32)
+    for start in range(0, KS, BK):
+        inside = k + start < K
+        rows = tl.load(x_at + start, mask=(m < M)[None, :, None] & inside[:, None, :], other=0.0)
+        weights = tl.load(w_at + start, mask=(n < OUT)[None, None, :] & inside[:, :, None], other=0.0)
         acc = tl.dot(rows, weights, acc, input_precision="ieee")
+    total = tl.sum(acc, 0)
     mask = (m < M)[:, None] & (n < OUT)[None, :]
-    tl.store(out + m.to(tl.int64)[:, None] * OUT + n[None, :], acc.to(out.dtype.element_ty), mask=mask)
+    tl.store(out + m[:, None] * OUT + n[None, :], total.to(out.dtype.element_ty), mask=mask)
 
 
 def small_m_linear(x: Tensor, w: Tensor, out_dtype: torch.dtype) -> Tensor:
@@ -36,12 +49,13 @@ def small_m_linear(x: Tensor, w: Tensor, out_dtype: torch.dtype) -> Tensor:
     count, width = x.shape
     outputs = w.shape[0]
     out = torch.empty(count, outputs, dtype=out_dtype, device=x.device)
-    bm = 16 if count <= 16 else 32 if count <= 32 else 64
-    bn = 64 if outputs >= 16384 else 32 if outputs >= 4096 else 16
+    bm = 16 if count <= 16 else 32
+    bn = 32 if outputs >= 4096 else 16
     grid = (triton.cdiv(outputs, bn), triton.cdiv(count, bm))
     _small_m_kernel[grid](
-        x, w, out, count, x.stride(0), OUT=outputs, K=width, BM=bm, BN=bn, BK=BLOCK_K, num_warps=4, num_stages=5
-    )
+        x, w, out, count, x.stride(0), OUT=outputs, K=width, KS=triton.cdiv(width, SLICES * BLOCK_K) * BLOCK_K,
+        S=SLICES, BM=bm, BN=bn, BK=BLOCK_K, num_warps=SLICES, num_stages=3,
+    )  # fmt: skip
     return out
 
 

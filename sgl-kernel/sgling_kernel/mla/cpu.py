@@ -13,6 +13,7 @@ from sgling_kernel.mla.context import PagedContext
 SPLIT = 256  # positions per split; part of the numerics: changing it changes the last bits of every decode
 _POSITIONS_AT_ONCE = 16384  # gathered cache rows per pass, so that they stay within a few MB
 _QUERY_BLOCK = 256
+_LOWEST = torch.finfo(torch.float32).min
 
 
 def mla_decode(q_lat: Tensor, q_pe: Tensor, kv_pool: Tensor, ctx: PagedContext, scale: float) -> Tensor:
@@ -30,9 +31,11 @@ def mla_decode(q_lat: Tensor, q_pe: Tensor, kv_pool: Tensor, ctx: PagedContext, 
         query, last = query.view(bs * width, 1, heads, -1), last.view(bs * width, 1)
         slots = slots.repeat_interleave(width, dim=0)
     at_once = max(1, _POSITIONS_AT_ONCE // slots.shape[1])
+    if query.shape[0] <= at_once:
+        return _attend(query, kv_pool, slots, last, q_lat.shape[-1]).view(bs * width, heads, -1).to(q_lat.dtype)
     groups = zip(query.split(at_once), slots.split(at_once), last.split(at_once), strict=True)
     out = [_attend(q, kv_pool, slot, bound, q_lat.shape[-1]) for q, slot, bound in groups]
-    return (out[0] if len(out) == 1 else torch.cat(out)).view(bs * width, heads, -1).to(q_lat.dtype)
+    return torch.cat(out).view(bs * width, heads, -1).to(q_lat.dtype)
 
 
 def _attend(query: Tensor, kv_pool: Tensor, slots: Tensor, last: Tensor, latent: int) -> Tensor:
@@ -53,7 +56,7 @@ def _attend(query: Tensor, kv_pool: Tensor, slots: Tensor, last: Tensor, latent:
     scores.masked_fill_(position > last.view(groups, 1, width, 1, 1), -torch.inf)
     scores = scores.view(groups, splits, rows, SPLIT)
     split_max = scores.amax(-1, keepdim=True)
-    probs = scores.sub_(split_max.clamp(min=torch.finfo(torch.float32).min)).exp_()
+    probs = scores.sub_(split_max.clamp(min=_LOWEST)).exp_()
     value = kv.nan_to_num_(0.0, 0.0, 0.0)[..., :latent]
     split_out = torch.bmm(probs.view(groups * splits, rows, SPLIT), value).view(groups, splits, rows, latent)
     split_sum = probs.sum(-1, keepdim=True)

@@ -67,10 +67,20 @@ def experts_by_bag(x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor, ids: Ten
     pairs = ids.reshape(-1, 1)
     columns = torch.add(torch.arange(dim, device=x.device), pairs, alpha=dim)
     inputs = x.unsqueeze(1).expand(rows, top_k, dim).reshape(-1, dim)
-    gu = F.embedding_bag(columns, w13.transpose(1, 2).flatten(0, 1), mode="sum", per_sample_weights=inputs)
-    hidden = swiglu(gu, limit).view(rows, top_k, width).mul_(weights.unsqueeze(-1)).view(rows, -1)
-    columns = torch.add(torch.arange(width, device=x.device), pairs, alpha=width).view(rows, -1)
-    return F.embedding_bag(columns, w2.transpose(1, 2).flatten(0, 1), mode="sum", per_sample_weights=hidden)
+    gu = _column_sums(w13, columns, inputs)
+    hidden = swiglu(gu, limit).view(rows, top_k, width).mul_(weights.unsqueeze(-1)).view(rows, top_k * width)
+    columns = torch.add(torch.arange(width, device=x.device), pairs, alpha=width).view(rows, top_k * width)
+    return _column_sums(w2, columns, hidden)
+
+
+def _column_sums(w: Tensor, columns: Tensor, factors: Tensor) -> Tensor:
+    """Row b: the sum over j of factors[b, j] * column columns[b, j]; columns of w [E, O, K] count e * K + k -> [B, O].
+
+    The operator itself and not its wrapper in torch.nn.functional, whose checks cost as much as the sums of one row.
+    """
+    starts = torch.arange(0, columns.numel(), columns.shape[1], device=w.device)
+    table, flat = w.transpose(1, 2).flatten(0, 1), columns.view(-1)
+    return torch.embedding_bag(table, flat, starts, False, 0, False, factors.reshape(-1))[0]
 
 
 def experts_grouped(x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor, ids: Tensor, limit: float | None) -> Tensor:

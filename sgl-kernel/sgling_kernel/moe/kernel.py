@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sgling_kernel.moe.weights import ExpertWeights
 
-UP_ROWS, UP_K = 16, 512  # rows of w13 (8 gate/up pairs) and columns per step: part of the numerics
+UP_ROWS, UP_K, UP_WARPS = 8, 512, 2  # rows of w13 (4 gate/up pairs) and columns per step: part of the numerics
 DOWN_ROWS = 16
 COMBINE_COLUMNS = 1024
 
@@ -123,7 +123,8 @@ def experts_by_pair(
     out = torch.empty(rows, dim, dtype=x.dtype, device=x.device)
     _up_kernel[(triton.cdiv(width2, UP_ROWS), rows * slots)](
         x, experts.w13, extra.w13, ids, hidden, x.stride(0), float(experts.limit or 0), float(extra.limit or 0),
-        D=dim, I2=width2, TOP=top, SLOTS=slots, ROWS=UP_ROWS, BK=min(UP_K, triton.next_power_of_2(dim)), num_warps=4,
+        D=dim, I2=width2, TOP=top, SLOTS=slots, ROWS=UP_ROWS, BK=min(UP_K, triton.next_power_of_2(dim)),
+        num_warps=UP_WARPS,
     )  # fmt: skip
     _down_kernel[(triton.cdiv(dim, DOWN_ROWS), rows)](
         hidden, experts.w2, extra.w2, ids, weights, out,

@@ -26,7 +26,9 @@ async def _checks(contract: Contract, subject: OpenSubject, short: bool) -> list
     if contract.golden is None:
         return []
     golden = Golden.load(contract.golden)
-    return await check_all(subject.target, golden.first(contract.short.golden_answers) if short else golden)
+    if short:
+        golden = golden.first(contract.short.golden_answers, contract.short.golden_tokens)
+    return await check_all(subject.target, golden)
 
 
 async def run_contract(args: ContractArgs, contract: Contract, subject: OpenSubject) -> list[Row] | None:

@@ -35,12 +35,19 @@ class Scenario(NamedTuple):
 
 
 class Short(NamedTuple):
-    """What ``--short`` reduces every scenario to; ``golden_answers`` is how much of the golden is checked."""
+    """What ``--short`` reduces every scenario to.
+
+    Attributes:
+        golden_answers, golden_tokens: how much of the golden is checked.
+        skip: metrics that so few requests say nothing about; their bounds are not judged.
+    """
 
     requests: int
     concurrency: tuple[int, ...]
     runs: tuple[str, ...]
     golden_answers: int
+    golden_tokens: int
+    skip: tuple[str, ...]
 
 
 class Contract(NamedTuple):
@@ -66,6 +73,7 @@ class Contract(NamedTuple):
                 requests=min(scenario.requests, short.requests),
                 concurrency=short.concurrency,
                 runs=short.runs,
+                bounds=[bound for bound in scenario.bounds if bound.metric not in short.skip],
             )
             for scenario in self.scenarios
         ]
@@ -120,12 +128,14 @@ def _runs(entry: Entry | None) -> tuple[str, ...]:
 
 
 def _short(entry: Entry | None) -> Short:
-    fields = {} if entry is None else entry.mapping(("requests", "concurrency", "runs", "golden_answers"))
+    fields = {} if entry is None else entry.mapping(("requests", "concurrency", "runs", "golden_answers", "golden_tokens", "skip"))
     return Short(
         fields["requests"].integer() if "requests" in fields else 2,
         _integers(fields.get("concurrency"), (1,)),
         _runs(fields.get("runs")),
         fields["golden_answers"].integer() if "golden_answers" in fields else 1,
+        fields["golden_tokens"].integer() if "golden_tokens" in fields else 64,
+        tuple(item.text(tuple(METRICS)) for item in fields["skip"].items()) if "skip" in fields else (),
     )
 
 

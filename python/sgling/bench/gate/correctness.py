@@ -60,7 +60,7 @@ def compare_answers(name: str, expected: Sequence[GoldenAnswer], results: Sequen
     """Ids and text must be equal, byte for byte."""
     for number, (answer, result) in enumerate(zip(expected, results, strict=True)):
         difference = first_difference(answer.output_ids, result.output_ids)
-        if difference is None and answer.text.encode() != result.text.encode():
+        if difference is None and answer.text is not None and answer.text.encode() != result.text.encode():
             difference = "same ids, other text"
         if difference:
             return Check(name, "fail", f"{what}: answer {number} ({answer.label}): {difference}")

@@ -22,12 +22,12 @@ _SEED = 7
 
 @dataclass(frozen=True)
 class GoldenAnswer:
-    """One prompt and its greedy answer. ``text`` is what the server returned for ``output_ids``."""
+    """One prompt and its greedy answer. ``text`` is what the server returned for ``output_ids``, None if not known."""
 
     label: str
     input_ids: list[int]
     output_ids: list[int]
-    text: str
+    text: str | None
 
     def prompt(self) -> Prompt:
         """The request: exact ids, exactly as many tokens as the answer has."""
@@ -44,9 +44,13 @@ class Golden:
     facts: dict[str, Any] = field(default_factory=dict)
     format: int = FORMAT
 
-    def first(self, count: int) -> Golden:
-        """A golden of the first answers; accept length belongs to all of them and is left out of a part."""
-        return self if count >= len(self.answers) else replace(self, answers=self.answers[:count], accept_length=None)
+    def first(self, count: int, tokens: int) -> Golden:
+        """The first answers, cut to ``tokens`` tokens (their text is left out of the comparison).
+
+        Accept length belongs to the whole and is left out.
+        """
+        kept = [replace(answer, output_ids=answer.output_ids[:tokens], text=None) for answer in self.answers[:count]]
+        return replace(self, answers=kept, accept_length=None)
 
     def save(self, path: str | Path) -> None:
         """Write as JSON."""

@@ -35,7 +35,10 @@ class SpeculativeArgs:
         None, "how recurrent states are rolled back; default replay, on a CPU staged", choices=("replay", "staged")
     )
     speculative_depth: str = flag(
-        "fixed", "auto = choose the verify width step by step, 1 (no drafts) included", choices=("fixed", "auto")
+        "fixed",
+        "auto = choose the verify width step by step, 1 (no drafts) included, by what was accepted; confidence = for a "
+        "single request, by what the DSPARK drafter expects",
+        choices=("fixed", "auto", "confidence"),
     )
     speculative_depth_table: str | None = flag(
         None, "step times for auto, written by sgling sweep depth; default: measured at start"
@@ -55,6 +58,15 @@ class DSparkArgs:
     speculative_dspark_block_size: int | None = flag(None, "use only this many drafts of each block; default: all")
     speculative_use_rejection_sampling: bool = flag(
         False, "DSPARK: lossless p/q rejection instead of position-keyed sampled verify"
+    )
+    speculative_dspark_sps_table_path: str | None = flag(
+        None, "JSON of steps per second by verify rows, for compact verify; default: measured at start"
+    )
+    speculative_dspark_confidence_sts_path: str | None = flag(
+        None, "JSON of calibration temperatures (sgling fit-confidence); default: all 1"
+    )
+    speculative_dspark_align_verify_tokens_to_graph_tier: bool = flag(
+        False, "compact verify: spend rows up to the next multiple of the width"
     )
 
 
@@ -81,9 +93,6 @@ class SpeculativeHintArgs:
     speculative_adaptive_config: str | None = not_built(
         None, "lists of candidate depths; --speculative-depth-table has measured costs"
     )
-    speculative_dspark_sps_table_path: str | None = not_built(None, "confidence scheduling")
-    speculative_dspark_confidence_sts_path: str | None = not_built(None, "confidence scheduling")
-    speculative_dspark_align_verify_tokens_to_graph_tier: bool = not_built(False, "confidence scheduling")
     speculative_dflash_block_size: int | None = not_built(None, "DFLASH speculation")
     speculative_ngram_min_bfs_breadth: int = not_built(1, _NGRAM)
     speculative_ngram_max_bfs_breadth: int = not_built(10, _NGRAM)

@@ -19,7 +19,8 @@ class Environ:
     """Switches that users of upstream set; field ``x`` is read from ``SGLANG_X``.
 
     Attributes:
-        ragged_verify_mode: static | compact | cap-accept; only static exists (DSPARK).
+        ragged_verify_mode: DSPARK verify above batch 1: static = all drafts; compact = those most likely to survive,
+            packed; cap-accept = the same ones count, all rows run (to compare with compact).
         opt_fused_kda_verify: asked for in published launch lines; the fused verify is the only one here.
         health_check_timeout: seconds a health probe waits for any engine output.
         enable_health_endpoint_generation: whether ``/health`` runs a one-token request.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from sgling.srt.config.depth_table import DepthTable, read_depth_table
 from sgling.srt.config.dspark_config import DSparkConfig
+from sgling.srt.config.dspark_options import DSparkOptions, dspark_options, refuse_dspark_flags
 from sgling.srt.config.flags import ServerArgsError
 
 logger = logging.getLogger(__name__)
@@ -20,13 +21,6 @@ MAX_WIDTH = 8
 DEFAULT_NUM_STEPS = 3
 DEFAULT_RING_LENGTH = 16
 _NOT_BUILT = ("EAGLE3", "STANDALONE", "NGRAM", "DFLASH", "UNO")
-_DSPARK_ONLY = (
-    "speculative_draft_model_path",
-    "speculative_draft_model_revision",
-    "speculative_draft_load_format",
-    "speculative_dspark_block_size",
-    "speculative_use_rejection_sampling",
-)
 _TRIPLE = ("speculative_num_steps", "speculative_eagle_topk", "speculative_num_draft_tokens")
 
 
@@ -42,10 +36,10 @@ class SpecConfig:
             until :func:`complete_spec_config` has seen the drafter.
         rollback: "replay" or "staged".
         ring_length: entries of the replay ring, a power of two >= 2 * width (DSPARK: as for width).
-        drafter: shape of the DSPARK drafter once it is known, None for other algorithms.
-        rejection_sampling: p/q rejection instead of sampled verify (DSPARK).
-        depth: "fixed" = every step has ``width`` rows per request, "auto" = 1 to ``width`` of them, step by step.
-        depth_table: step times for auto, None = measure them at start.
+        depth: "fixed" = every step has ``width`` rows per request, "auto" = 1 to ``width`` of them, step by step,
+            by what was accepted; "confidence" = the same for a single request, by what the DSPARK drafter expects.
+        depth_table: step times for auto and confidence, None = measure them at start.
+        dspark: everything about the DSPARK drafter once it is known, None for other algorithms.
     """
 
     algorithm: str | None
@@ -54,10 +48,9 @@ class SpecConfig:
     width: int
     rollback: str
     ring_length: int
-    drafter: DSparkConfig | None = None
-    rejection_sampling: bool = False
     depth: str = "fixed"
     depth_table: DepthTable | None = None
+    dspark: DSparkOptions | None = None
 
     @property
     def enabled(self) -> bool:
@@ -68,6 +61,11 @@ class SpecConfig:
     def num_draft_tokens(self) -> int:
         """Upstream's name of the verify width."""
         return self.width
+
+    @property
+    def drafter(self) -> DSparkConfig | None:
+        """Shape of the DSPARK drafter, None as ``dspark``."""
+        return self.dspark.drafter if self.dspark else None
 
     @property
     def window(self) -> int:
@@ -82,8 +80,8 @@ def resolve_spec_config(args, embedded_model: bool) -> SpecConfig:
     ``--speculative-algorithm none``. Raises :class:`ServerArgsError`; logs the corrections upstream makes silently.
     """
     algorithm = _resolve_algorithm(args.speculative_algorithm, embedded_model)
-    auto = _wants_auto_depth(args, algorithm)
-    table = read_depth_table(args.speculative_depth_table) if auto and args.speculative_depth_table else None
+    depth = _resolve_depth(args, algorithm)
+    table = read_depth_table(args.speculative_depth_table) if args.speculative_depth_table else None
     if algorithm is None:
         given = [name for name in _TRIPLE if getattr(args, name) is not None]
         if given:
@@ -91,29 +89,30 @@ def resolve_spec_config(args, embedded_model: bool) -> SpecConfig:
             raise ServerArgsError(f"{flags}: only with --speculative-algorithm, and it is off")
         steps = 0
     elif algorithm == "DSPARK":
-        return _resolve_dspark(args)
+        return replace(_resolve_dspark(args), depth=depth, depth_table=table)
     else:
-        steps = _resolve_steps(args, _default_steps(auto, table))
-    _refuse_dspark_flags(args)
+        steps = _resolve_steps(args, _default_steps(depth, table))
+    refuse_dspark_flags(args)
     width = steps + 1
     spec = SpecConfig(algorithm, steps, 1, width, *_resolve_rollback(args, width, DEFAULT_RING_LENGTH))
-    return replace(spec, depth="auto", depth_table=_checked_table(table, width)) if auto else spec
+    return replace(spec, depth=depth, depth_table=_checked_table(table, width)) if depth == "auto" else spec
 
 
-def _wants_auto_depth(args, algorithm: str | None) -> bool:
-    """Whether the width is chosen step by step; raises where there is nothing to choose."""
-    auto = args.speculative_depth == "auto" or args.speculative_adaptive
-    if auto and algorithm != "NEXTN":
-        found = "it is off" if algorithm is None else f"the algorithm is {algorithm}"
-        raise ServerArgsError(f"--speculative-depth auto: only with --speculative-algorithm NEXTN, and {found}")
-    if args.speculative_depth_table is not None and not auto:
+def _resolve_depth(args, algorithm: str | None) -> str:
+    """How the width of a step is chosen; raises where there is nothing to choose."""
+    depth = "auto" if args.speculative_adaptive else args.speculative_depth
+    if depth == "auto" and algorithm is None:
+        raise ServerArgsError("--speculative-depth auto: only with --speculative-algorithm, and it is off")
+    if depth == "confidence" and algorithm != "DSPARK":
+        raise ServerArgsError("--speculative-depth confidence: only with --speculative-algorithm DSPARK")
+    if args.speculative_depth_table is not None and depth == "fixed":
         raise ServerArgsError("--speculative-depth-table: only with --speculative-depth auto")
-    return auto
+    return depth
 
 
-def _default_steps(auto: bool, table: DepthTable | None) -> int:
+def _default_steps(depth: str, table: DepthTable | None) -> int:
     """Draft depth when none is given: with auto as deep as is measured, or as can be built."""
-    if not auto:
+    if depth != "auto":
         return DEFAULT_NUM_STEPS
     return MAX_WIDTH - 1 if table is None else min(table.max_width, MAX_WIDTH) - 1
 
@@ -135,20 +134,18 @@ def complete_spec_config(args, drafter: DSparkConfig) -> SpecConfig:
 
     Raises :class:`ServerArgsError` for a flag that contradicts the drafter.
     """
-    asked = args.speculative_dspark_block_size
-    drafts = drafter.block_size if asked is None else asked
-    if not 1 <= drafts <= drafter.block_size:
-        raise ServerArgsError(
-            f"--speculative-dspark-block-size {drafts}: must be 1 to {drafter.block_size}, the drafter's block size"
-        )
-    width = drafts + 1
+    options = dspark_options(args, drafter)
+    width = options.drafts + 1
     if args.speculative_num_draft_tokens not in (None, width):
         raise ServerArgsError(
             f"--speculative-num-draft-tokens {args.speculative_num_draft_tokens}: must be {width}, block size + 1"
         )
     ring = max(DEFAULT_RING_LENGTH, 1 << (2 * width - 1).bit_length())
     rollback, ring = _resolve_rollback(args, width, ring)
-    return replace(args.spec, width=width, rollback=rollback, ring_length=ring, drafter=drafter)
+    table = _checked_table(args.spec.depth_table, width)
+    return replace(
+        args.spec, width=width, rollback=rollback, ring_length=ring, depth_table=table, dspark=options
+    )
 
 
 def _resolve_dspark(args) -> SpecConfig:
@@ -158,14 +155,7 @@ def _resolve_dspark(args) -> SpecConfig:
             logger.warning("--%s corrected to 1: DSPARK drafts a block in one step", name.replace("_", "-"))
     rollback, _ = _resolve_rollback(args, 0, DEFAULT_RING_LENGTH)
     width, ring = args.speculative_num_draft_tokens or 0, args.linear_replayssm_cache_len or 0
-    rejection = args.speculative_use_rejection_sampling
-    return SpecConfig("DSPARK", 1, 1, width, rollback, ring, rejection_sampling=rejection)
-
-
-def _refuse_dspark_flags(args) -> None:
-    for name in _DSPARK_ONLY:
-        if getattr(args, name):
-            raise ServerArgsError(f"--{name.replace('_', '-')}: only with --speculative-algorithm DSPARK")
+    return SpecConfig("DSPARK", 1, 1, width, rollback, ring)
 
 
 def _resolve_algorithm(name: str | None, embedded_model: bool) -> str | None:

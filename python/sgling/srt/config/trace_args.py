@@ -15,7 +15,7 @@ class TraceArgs(ServerArgs):
     """Record decode rounds: a Perfetto trace, and a picture of one round with its seams, nodes and idle times."""
 
     scenario: str = flag("scenarios", "built-in workload the prompt is taken from")
-    output_len: int = flag(64, "tokens generated per run")
+    output_len: int = flag(128, "tokens generated per run")
     repeats: int = flag(3, "runs without and with recording, in turn, for the calibration")
     torch_profiler: bool = flag(False, "record with torch's profiler too (it slows the steps down a lot)")
     predicted: str | None = flag(None, "JSON file of predicted microseconds by node name, shown beside the measured")

@@ -24,6 +24,7 @@ from sgling.srt.config.environ import force_shutdown
 from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.config.server_args import ServerArgs
 from sgling.srt.entrypoints.app import AppParts, create_app
+from sgling.srt.entrypoints.openai.context import load_template
 from sgling.srt.managers.acceptance_smoke import run_smoke
 from sgling.srt.managers.generate_req import GenerateReqInput, RequestError
 from sgling.srt.managers.request_observer import MetricsObserver, RequestLog
@@ -33,6 +34,7 @@ from sgling.srt.managers.text_codec import load_tokenizer
 from sgling.srt.managers.tokenizer_manager import TokenizerManager
 from sgling.srt.managers.zmq_channel import ZmqTokenizerChannel
 from sgling.srt.observability.metrics import ServerMetrics
+from sgling.srt.parser.chat_template import ChatTemplateError
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +66,21 @@ def launch_server(
         level=server_args.log_level.upper(), format="[%(asctime)s] %(message)s", datefmt="%Y-%m-%d %H:%M:%S"
     )
     job = make_job(server_args)
+    _check_template(job.server_args)
     server = Server(job.server_args, job, factory, dead_grace_s)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         ending = runner.run(server.run(begin))
     if ending is not Ending.DRAINED:
         sys.exit(ending.value)
+
+
+def _check_template(args: ServerArgs) -> None:
+    """A template given by flag must compile, before anything is started."""
+    try:
+        if args.chat_template is not None:
+            load_template(args)
+    except ChatTemplateError as error:
+        raise ServerArgsError(str(error)) from error
 
 
 class _Uvicorn(uvicorn.Server):

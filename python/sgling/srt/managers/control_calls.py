@@ -31,15 +31,12 @@ class ControlCalls:
         self._died: str | None = None
 
     async def _ask(self, req_id: str, message: SchedulerInput, timeout_s: float):
-        """Send a question and wait for its answer; raises TimeoutError, or RequestError (dead scheduler, odd value)."""
+        """Send a question and wait for its answer; raises TimeoutError, or RequestError when the scheduler is dead."""
         if self._died is not None:
             raise RequestError(f"The scheduler died: {self._died}", 503, "ServiceUnavailable")
         future = self._waiting[req_id] = asyncio.get_running_loop().create_future()
         try:
-            try:
-                self._channel.send(message)
-            except (UnicodeEncodeError, OverflowError) as error:
-                raise RequestError(f"The request holds a value that cannot be passed on: {error}") from error
+            self._channel.send(message)
             return await asyncio.wait_for(future, timeout_s)
         finally:
             del self._waiting[req_id]

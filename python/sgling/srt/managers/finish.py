@@ -18,8 +18,9 @@ from sgling.srt.sampling.sampling_params import SamplingParams
 class StopMatcher:
     """Finds stop strings and regexes in the text of a growing output; for strings linear in its length.
 
-    The text is the one the client sees (same codec, an incomplete character waits for its rest). Strings are searched in a tail one character shorter than the longest stop plus the new piece; a regex sees the
-    whole text, since its match length has no bound.
+    The text is the one the client sees: same codec, and an incomplete character waits for its rest. Strings are
+    searched in a tail one character shorter than the longest stop plus the new piece; a regex sees the whole text,
+    since its match length has no bound.
     """
 
     def __init__(self, params: SamplingParams, codec: TextCodec):

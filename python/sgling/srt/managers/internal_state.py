@@ -6,6 +6,7 @@ import logging
 
 from sgling.srt.managers.scheduler_core import SchedulerCore
 from sgling.srt.model_executor.device_clock import DeviceClock
+from sgling.srt.observability.step_clock import StepClock
 from sgling.srt.model_executor.graph_runner import GraphRunner
 from sgling_kernel.dispatch import refused_fast_paths
 
@@ -35,9 +36,7 @@ def snapshot(core: SchedulerCore) -> dict:
         "spec_verify_ct": stats.verify_ct,
         "spec_depth": core.depth.describe(),
         "refused_fast_paths": refused_fast_paths(),
-        "device_busy_s": core.clock.busy_s if core.runner.device == "cpu" else None,  # a GPU's steps run behind it
-        "serving_s": core.clock.serving_s,
-        **_device_figures(core.runner.device_clock),
+        **_device_figures(core.runner.device_clock, core.clock),
         "last_gen_throughput": stats.last_gen_throughput,
         "memory_usage": {
             "weight": plan.weight_bytes / 1e9,
@@ -61,10 +60,23 @@ def snapshot(core: SchedulerCore) -> dict:
     }
 
 
-def _device_figures(clock: DeviceClock | None) -> dict:
-    """Run-ahead, idle share and launch time of a GPU; None on the CPU, where steps run inside the loop."""
-    names = ("run_ahead", "idle_share", "launch_us")
-    return {f"device_{name}": None if clock is None else getattr(clock, name) for name in names}
+def _device_figures(gpu: DeviceClock | None, loop: StepClock) -> dict:
+    """Busy time, time with something to serve, and idle share; of a GPU also run-ahead and launch time.
+
+    On the CPU the steps run inside the loop, which is their clock.
+    """
+    if gpu is None:
+        busy_s, serving_s, run_ahead, launch_us = loop.busy_s, loop.serving_s, None, None
+    else:
+        busy_s, serving_s = gpu.busy_ms / 1000, (gpu.busy_ms + gpu.idle_ms) / 1000
+        run_ahead, launch_us = gpu.run_ahead, gpu.launch_us
+    return {
+        "device_busy_s": busy_s,
+        "serving_s": serving_s,
+        "device_idle_share": 1 - busy_s / serving_s if serving_s else 0.0,
+        "device_run_ahead": run_ahead,
+        "device_launch_us": launch_us,
+    }
 
 
 def log_decode(core: SchedulerCore, batch_size: int) -> None:

@@ -53,14 +53,24 @@ class ResultProcessor:
     def _process_decode(self, launched: Launched, output: StepOutput) -> None:
         tokens, accept_lens = output.tokens.tolist(), output.accept_lens.tolist()
         logprobs = self._logprobs(launched, output)
+        verified = self._verified_rows(launched, output)
         for i, req in enumerate(launched.reqs):
             req.launched_steps -= 1
             if req.finished:
                 continue
             accepted = accept_lens[i]
             req.kv_committed_len += accepted
-            self._count(req, accepted, launched.width)
+            self._count(req, accepted, verified[i])
             self._commit(req, tokens[i][:accepted], logprobs, row=i * launched.width)
+
+    @staticmethod
+    def _verified_rows(launched: Launched, output: StepOutput) -> list[int]:
+        """Rows that were verified per request; books the confidences of a scheduled step."""
+        if output.schedule is None:
+            return [launched.width] * len(launched.reqs)
+        for req, logits in zip(launched.reqs, output.schedule.confidence.numpy(), strict=True):
+            req.depth.confidences.add(logits)
+        return output.schedule.verify_lens.tolist()
 
     def _logprobs(self, launched: Launched, output: StepOutput) -> HostLogprobs | None:
         return HostLogprobs(output.logprobs, launched.logprobs.token_ids) if output.logprobs is not None else None

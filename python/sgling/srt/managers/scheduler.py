@@ -24,6 +24,7 @@ from sgling.srt.managers.scheduler_core import SchedulerCore
 from sgling.srt.managers.step_builder import StepBuilder
 from sgling.srt.model_executor.graph_runner import capture_graphs
 from sgling.srt.model_executor.model_runner import ModelRunner
+from sgling.srt.speculative.budget_registry import create_budget
 from sgling.srt.speculative.depth_registry import create_depth_policy
 from sgling.srt.speculative.registry import create_worker
 
@@ -54,7 +55,8 @@ class Scheduler:
         depth = create_depth_policy(server_args.spec, runner, stepper)
         self.core = SchedulerCore(server_args, runner, Inbox(channel, parallel, server_args.random_seed), depth)
         self.intake = RequestIntake(self.core, tokenizer, SchedulerProfiler(self))
-        self.steps = StepBuilder(runner, stepper, self.core.clock)
+        budget = create_budget(server_args.spec, runner, self.worker)
+        self.steps = StepBuilder(runner, stepper, self.core.clock, budget)
         self._last_was_prefill = False
 
     def start_info(self) -> SchedulerReady:

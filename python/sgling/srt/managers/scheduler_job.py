@@ -17,6 +17,7 @@ from sgling.srt.config.server_args import ServerArgs
 from sgling.srt.managers.channel import SchedulerChannel
 from sgling.srt.managers.io_struct import SchedulerDied, SchedulerReady
 from sgling.srt.managers.text_codec import find_tokenizer, load_tokenizer
+from sgling.srt.sampling.sampling_params import SamplingParams, SamplingParamsError
 
 if TYPE_CHECKING:  # the HTTP process runs without torch
     from sgling.srt.distributed.parallel_state import ParallelState
@@ -53,15 +54,8 @@ SchedulerFactory = Callable[[SchedulerJob, SchedulerChannel | None, "ParallelSta
 
 
 def make_job(server_args: ServerArgs) -> SchedulerJob:
-    """Find the files of model and drafter, read their configs; raises ServerArgsError for what cannot be served.
-
-    Environment variables are checked here as well: one that cannot be read must not first show in a running server.
-    """
-    try:
-        read_environ()
-        force_shutdown()
-    except ValueError as error:
-        raise ServerArgsError(str(error)) from error
+    """Find the files of model and drafter, read their configs; raises ServerArgsError for what cannot be served."""
+    _check_environ()
     model_dir = resolve_model_path(server_args.model_path, server_args.revision, server_args.download_dir)
     tokenizer_dir = model_dir
     if server_args.tokenizer_path != server_args.model_path:
@@ -74,10 +68,30 @@ def make_job(server_args: ServerArgs) -> SchedulerJob:
             server_args.spec.drafter.check_target(model_config, server_args.tp_size)
     except ModelConfigError as error:
         raise ServerArgsError(str(error)) from error
+    _check_limits(server_args, model_config)
     tokenizer = None if server_args.skip_tokenizer_init else find_tokenizer(tokenizer_dir)
     if tokenizer is None:
         logger.warning("No tokenizer: only input_ids are served (looked in %s)", tokenizer_dir)
     return SchedulerJob(server_args, model_config, model_dir, tokenizer)
+
+
+def _check_environ() -> None:
+    """A variable that cannot be read must not first show in a running server."""
+    try:
+        read_environ()
+        force_shutdown()
+    except ValueError as error:
+        raise ServerArgsError(str(error)) from error
+
+
+def _check_limits(args: ServerArgs, config: ModelConfig) -> None:
+    """Arguments that only the model can judge: what would fail in every request fails here."""
+    if args.context_length is not None and args.context_length > config.context_length:
+        raise ServerArgsError(f"--context-length {args.context_length}: the model covers {config.context_length}")
+    try:
+        SamplingParams.from_dict(args.preferred_sampling_params or {}).verify(config.vocab_size)
+    except SamplingParamsError as error:
+        raise ServerArgsError(f"--preferred-sampling-params: {error}") from error
 
 
 def create_scheduler(job: SchedulerJob, channel: SchedulerChannel | None, parallel: ParallelState) -> SchedulerLike:

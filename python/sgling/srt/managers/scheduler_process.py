@@ -136,9 +136,10 @@ class SchedulerProcesses:
 
     def describe_end(self) -> str:
         """What happened to the process that ended first, for logs and clients."""
-        for process in self.processes:
-            process.join(0)
-        ended = [process for process in self.processes if process.exitcode is not None]
+        gone = set(wait_for_sentinels([process.sentinel for process in self.processes], timeout=0))
+        ended = [process for process in self.processes if process.sentinel in gone]
+        for process in ended:  # its sentinel closes a moment before its exit status can be read
+            process.join(1.0)
         return "; ".join(f"{process.name} ended with exit code {process.exitcode}" for process in ended)
 
     def note_draining(self) -> None:

@@ -11,6 +11,7 @@ from sgling.srt.managers.request import Req
 from sgling.srt.model_executor.model_runner import ModelRunner
 from sgling.srt.observability.step_clock import StepClock
 from sgling.srt.speculative.base import StepWorker
+from sgling.srt.speculative.dspark_budget import VerifyBudget
 
 KV_BOUND_GRID = 256  # bounds are rounded up, so that their number stays small (the split size of decode attention)
 
@@ -18,10 +19,11 @@ KV_BOUND_GRID = 256  # bounds are rounded up, so that their number stays small (
 class StepBuilder:
     """Launches prefill chunks and decode steps of one rank."""
 
-    def __init__(self, runner: ModelRunner, worker: StepWorker, clock: StepClock):
+    def __init__(self, runner: ModelRunner, worker: StepWorker, clock: StepClock, budget: VerifyBudget | None = None):
         self._runner = runner
         self._worker = worker
         self._clock = clock
+        self._budget = budget
         self._rows: list[int] = []
         self._rows_tensor = torch.empty(0, dtype=torch.int64)
 
@@ -55,11 +57,22 @@ class StepBuilder:
             kv_bound=min(-(-longest // KV_BOUND_GRID) * KV_BOUND_GRID, self._runner.req_to_token.width),
             flags=self._runner.sampling.flags_for(rows),
             logprobs=logprobs,
+            verify_rows=self._verify_rows(batch, width),
         )
-        self._runner.begin_step(len(rows) * width)
+        self._runner.begin_step(step.verify_rows or len(rows) * width)
         with self._clock.step():
             output = self._worker.decode(step)
         return Launched(batch, self._runner.copy_result(output), width, None, logprobs)
+
+    def _verify_rows(self, batch: list[Req], width: int) -> int | None:
+        """Row budget of a scheduled step; None when steps are not scheduled."""
+        if self._budget is None:
+            return None
+        histories = [req.depth.confidences for req in batch]
+        rows = self._budget.rows_for(histories, width)
+        for history in histories:
+            history.begin()
+        return rows
 
     def _device_rows(self, rows: list[int]) -> torch.Tensor:
         """int64 [bs] on the device; an unchanged batch sends nothing."""

@@ -17,10 +17,11 @@ _WORKER_STEPS = ("prefill", "draft", "verify", "commit", "extend")
 
 
 class TracedScheduler(Protocol):
-    """What of a scheduler is watched: its verbs, its parts and its step worker."""
+    """What of a scheduler is watched: its verbs, its parts, its step worker and its graphs (None without any)."""
 
     core: Any
     worker: Any
+    graphs: Any
 
     def receive(self) -> None:
         """Take what has arrived."""
@@ -77,6 +78,8 @@ def watch_scheduler(trace: StepTrace, scheduler: TracedScheduler) -> None:
     for step in _WORKER_STEPS:
         if hasattr(worker, step):
             trace.watch(worker, step, step, DEVICE)
+    for key, graph in scheduler.graphs.captured.items() if scheduler.graphs else ():
+        trace.watch(graph, "replay", key.step, DEVICE)
     if not hasattr(worker, "verify"):
         trace.watch(worker, "decode", "decode", DEVICE)
     for owner, method, name in _model_nodes(scheduler):

@@ -182,6 +182,8 @@ class GraphRunner:
         if step.logprobs is not None:
             return "logprobs are returned"
         if step.verify_rows is not None:
+            return "the verify rows are scheduled step by step"
+        if step.verify_rows is not None:
             return "the verify is scheduled by confidence"
         if variant_of(step.flags) is None:
             return "a request uses penalties, logit bias or a minimum length"
@@ -190,6 +192,11 @@ class GraphRunner:
         if len(step.req_pool_indices) > self._buckets[-1]:
             return f"{len(step.req_pool_indices)} requests exceed the largest bucket"
         return None
+
+    @property
+    def captured(self) -> dict[GraphKey, torch.cuda.CUDAGraph]:
+        """Every graph by what it was captured for (a step trace watches their replays)."""
+        return self._graphs
 
     def replays(self, bucket: int, width: int, variant: SamplingFlags) -> list[tuple[str, torch.cuda.CUDAGraph]]:
         """The graphs of one step by name, in order, for benchmarks; the last staged rows are what they read."""

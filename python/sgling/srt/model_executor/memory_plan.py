@@ -14,6 +14,7 @@ from sgling.srt.config.model_config import ModelConfig
 from sgling.srt.config.server_args import ServerArgs
 
 _REPLAY_EXTRA_ROWS = 1  # slot 0
+SHORTEST_REQUEST = 2  # tokens: a prompt of one and an output of one; a pool that cannot hold it serves nothing
 
 
 class MemoryPlanError(RuntimeError):
@@ -102,7 +103,7 @@ def make_plan(config: ModelConfig, args: ServerArgs, weight_bytes: int, free_byt
     rest = budget - weight_bytes - states
     wanted = args.max_total_tokens or min(max(rest, 0) // per_token, args.max_running_requests * row_width)
     tokens = wanted // args.page_size * args.page_size
-    least = max(args.page_size, window + 1)
+    least = -(-(args.page_size + window + SHORTEST_REQUEST) // args.page_size) * args.page_size
     if rest < least * per_token or tokens * per_token > rest:
         raise MemoryPlanError(
             f"does not fit: weights {weight_bytes / 1e9:.2f} GB + KDA states {states / 1e9:.2f} GB + "

@@ -26,7 +26,7 @@ from sgling.srt.model_executor.memory_plan import draft_kv_shape, free_memory, m
 from sgling.srt.model_executor.result_copy import ResultHandle
 from sgling.srt.model_loader.draft_inventory import draft_weight_bytes
 from sgling.srt.model_loader.draft_loader import get_drafter
-from sgling.srt.model_loader.footprint import rank_weight_bytes
+from sgling.srt.model_loader.footprint import packed_copy_bytes, rank_weight_bytes
 from sgling.srt.model_loader.loader import get_model
 from sgling.srt.sampling.sampling_buffers import SamplingBuffers
 from sgling.srt.sampling.sampling_params import SamplingParams
@@ -163,9 +163,11 @@ class ModelRunner:
 
 
 def _weight_bytes(config: ModelConfig, args: ServerArgs) -> int:
-    """Weights of one rank, drafter included."""
-    dtype, drafter = getattr(torch, args.dtype), args.spec.drafter
-    target = rank_weight_bytes(config, args.tp_size, dtype, with_nextn=args.spec.algorithm == "NEXTN")
+    """Weights of one rank, drafter included; on a CPU in fp32 with their packed copies."""
+    dtype, drafter, with_nextn = getattr(torch, args.dtype), args.spec.drafter, args.spec.algorithm == "NEXTN"
+    target = rank_weight_bytes(config, args.tp_size, dtype, with_nextn)
+    if args.device == "cpu" and dtype is torch.float32:
+        target += packed_copy_bytes(config, args.tp_size, with_nextn)
     return target + (draft_weight_bytes(drafter, args.tp_size, dtype) if drafter else 0)
 
 

@@ -32,3 +32,12 @@ def rank_weight_bytes(config: ModelConfig, tp_size: int, dtype: torch.dtype, wit
         itemsize = 4 if spec.dtype == "F32" or name.endswith(_FP32) else dtype.itemsize
         total += spec.numel * itemsize // (1 if is_replicated(name) else tp_size)
     return total
+
+
+def packed_copy_bytes(config: ModelConfig, tp_size: int, with_nextn: bool) -> int:
+    """Upper bound of what :func:`sgling_kernel.linear.pack_weight` adds on a CPU in fp32: every projection once more."""
+    total = 0
+    for name, spec in expected_tensors(config, with_nextn).items():
+        if len(spec.shape) == 2 and ".experts." not in name and "word_embeddings" not in name:
+            total += spec.numel * 4 // (1 if is_replicated(name) else tp_size)
+    return total

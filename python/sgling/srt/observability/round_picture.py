@@ -37,6 +37,13 @@ class Calibration(NamedTuple):
         """Share by which recorded rounds are longer."""
         return self.profiled_ms / self.unprofiled_ms - 1
 
+    @property
+    def verdict(self) -> str:
+        """The inflation in words; recording cannot make a round shorter, the machine's other load can."""
+        if self.inflation < 0:
+            return f"the difference ({self.inflation:+.1%}) is noise, the machine is busy"
+        return f"recording adds {self.inflation:+.1%}"
+
 
 def _depths(spans: Sequence[Span]) -> list[int]:
     """Nesting depth of every span within its lane."""
@@ -125,7 +132,7 @@ def figures_text(rounds: Sequence[Round], calibration: Calibration) -> list[str]
         f"median {figures['median_ms']:.3f} ms",
         f"device idle {figures['device_idle']:.1%}, host idle {figures['host_idle']:.1%} (waiting for results)",
         f"calibration: {calibration.unprofiled_ms:.3f} ms per round unprofiled, {calibration.profiled_ms:.3f} ms "
-        f"profiled: recording adds {calibration.inflation:+.1%}",
+        f"profiled: {calibration.verdict}",
     ]
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 GREEDY_TEMPERATURE = 1e-6  # temperatures below are greedy
+MIN_REPETITION_PENALTY = 1e-6  # logit / penalty stays finite in fp32
 MAX_TEMPERATURE = 1e9  # logits / temperature stays a normal fp32 number
 MAX_LOGIT_BIAS = 1e9  # logit + bias stays finite in fp32
 MAX_STOPS = 32
@@ -143,7 +144,7 @@ def _check_filters(params: SamplingParams) -> None:
 def _check_penalties(params: SamplingParams) -> None:
     _check_range("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
     _check_range("presence_penalty", params.presence_penalty, -2.0, 2.0)
-    _check_range("repetition_penalty", params.repetition_penalty, 0.0, 2.0, open_low=True)
+    _check_range("repetition_penalty", params.repetition_penalty, MIN_REPETITION_PENALTY, 2.0)
 
 
 def _check_lengths(params: SamplingParams) -> None:

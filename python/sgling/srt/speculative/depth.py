@@ -18,6 +18,7 @@ from typing import Protocol
 
 from sgling.srt.config.depth_table import DepthTable
 from sgling.srt.config.spec_config import DEFAULT_NUM_STEPS
+from sgling.srt.speculative.confidence_history import ConfidenceHistory
 
 PRIOR = 0.7  # acceptance of a draft nobody has seen yet
 REQUEST_RATE, SHARED_RATE = 0.1, 0.02  # weight of the newest step in a request's estimate, and in everybody's
@@ -65,12 +66,14 @@ class RequestDepth:
         cap: widest step the request allows, None = the server's.
         acceptance: its own estimate under ``auto``, else None.
         width_histogram: entry i counts its steps of width i + 1.
+        confidences: what the DSPARK drafter expected of its newest steps, empty where nobody asks.
     """
 
     def __init__(self, cap: int | None, acceptance: Acceptance | None):
         self.cap = cap
         self.acceptance = acceptance
         self.width_histogram: list[int] = []
+        self.confidences = ConfidenceHistory()
 
     def count(self, width: int) -> None:
         """Book one step."""

@@ -30,9 +30,9 @@ class DSparkWorker(ChainWorker):
         self.drafter: DSparkDrafter = runner.draft_model
         self.config = self.drafter.config
         super().__init__(runner, len(self.config.target_layer_ids) * self.config.hidden_size)
-        scheduled = runner.spec.scheduled
-        self.scheduler = ConfidenceScheduler(runner, self.drafter, runner.spec.sts) if scheduled else None
-        self.rejection = RejectionSampler(runner, runner.max_width - 1) if runner.spec.rejection_sampling else None
+        options = self.options = runner.spec.dspark
+        self.scheduler = ConfidenceScheduler(runner, self.drafter, options.temperatures) if options.scheduled else None
+        self.rejection = RejectionSampler(runner, options.drafts) if options.rejection_sampling else None
 
     def prefill(self, step: PrefillInput) -> StepOutput:
         """Target chunk, then the features of all its rows into the drafter's cache, at the prompt's own slots."""
@@ -117,7 +117,7 @@ class DSparkWorker(ChainWorker):
     def run_target(self, batch: ForwardBatch, step: StepInput) -> tuple[torch.Tensor, torch.Tensor]:
         """Target over the window; rows that the schedule cut are left out of all row-wise layers (compact mode)."""
         full = len(step.req_pool_indices) * step.width
-        if step.verify_rows is None or step.verify_rows >= full or self.runner.spec.verify_mode != "compact":
+        if step.verify_rows is None or step.verify_rows >= full or self.options.verify_mode == "cap-accept":
             return super().run_target(batch, step)
         lens = self.scheduler.view(len(step.req_pool_indices)).verify_lens
         layout = RaggedVerifyLayout.build(lens, step.width, step.verify_rows)

@@ -16,7 +16,7 @@ from sgling_kernel.sampling import SamplingFlags
 
 BATCH_SIZES = (1, 4, 16, 48)
 KV_BOUND = 256
-_REPEATS = 4  # rounds over all widths; the fastest counts, since other load only ever adds time
+_REPEATS = 3  # rounds over all widths; the fastest counts, since other load only ever adds time
 _STEPS = {"cpu": 1, "cuda": 8}  # steps between two looks at the clock; on a GPU enough of them to hide the host
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import io
 import re
@@ -96,10 +97,10 @@ def families() -> tuple[Family, ...]:
 
 
 def code_name(slots: Slots, family: Family) -> str:
-    """A function name: the family's own, or one a user may choose; never that of a parameter or local variable."""
+    """A function name: the family's own or one a user may choose; never a builtin, parameter or local variable."""
     if slots.chance(0.45):
         return slots.phrase(family.names)
-    taken = LOCAL_NAMES.union(*(names.split() for names in KIND_NAMES.values()))
+    taken = LOCAL_NAMES.union(dir(builtins), *(names.split() for names in KIND_NAMES.values()))
     while (name := free_name(slots)) in taken:
         pass
     return name

@@ -50,7 +50,7 @@ def make_value(slots: Slots, kind: str, previous: list[Any], easy: bool) -> Any:
     """A random argument of one kind; ``previous`` are the arguments before it; ``easy`` ones are short and small."""
     rng = slots.rng
     if kind == "ints":
-        values = [rng.randint(1, 20 if easy else 99) for _ in range(rng.randint(3, 4 if easy else 6))]
+        values = rng.sample(range(1, 21 if easy else 100), rng.randint(3, 4 if easy else 6))
         return [*values, values[0]] if slots.chance(0.2) else values
     if kind == "smallints":
         return [rng.randint(1, 9) for _ in range(rng.randint(2, 4))]
