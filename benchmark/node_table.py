@@ -66,12 +66,14 @@ def label(kernel: Kernel, previous: str, config: ModelConfig) -> str:
         return "mla.dense"
     if "_swiglu_kernel" in previous:
         return "ffn.down"
+    if kernel.grid[0] == _blocks(config.hidden_size):
+        return "eh_proj"
     grids = {_blocks(outputs): name for name, outputs, _ in products(config)}
     return grids.get(kernel.grid[0], f"product {kernel.grid[0]}")
 
 
 def _blocks(outputs: int) -> int:
-    tile = 64 if outputs >= 16384 else 32 if outputs >= 4096 else 16
+    tile = 32 if outputs >= 4096 else 16
     return -(-outputs // tile)
 
 

@@ -119,21 +119,31 @@ class Bench:
         return [a.elapsed_time(b) for a, b in zip(marks, marks[1:], strict=False)]
 
     def spans(self) -> dict[str, float]:
-        """Median milliseconds of each graph inside real rounds."""
+        """Median milliseconds of each graph in an unbroken sequence of rounds."""
         set_length(self.runner, self.context)
-        times: dict[str, list[float]] = {}
+        marks = []
         for _ in range(SPAN_ROUNDS):
-            marks = []
             for name, graph in self.graphs.replays(1, self.row.width, SamplingFlags()):
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 start.record()
                 graph.replay()
                 end.record()
                 marks.append((name, start, end))
-            torch.cuda.synchronize()
-            for name, start, end in marks:
-                times.setdefault(name, []).append(start.elapsed_time(end))
+        torch.cuda.synchronize()
+        times: dict[str, list[float]] = {}
+        for name, start, end in marks:
+            times.setdefault(name, []).append(start.elapsed_time(end))
         return {name: statistics.median(values) for name, values in times.items()}
+
+    def launch_us(self) -> float:
+        """Median host time to enqueue a step with nothing queued before it (a full queue would make the host wait)."""
+        times = []
+        for _ in range(RAW):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            self.graphs.decode(self.step)
+            times.append(time.perf_counter() - begin)
+        return 1e6 * statistics.median(times)
 
     def distinct_experts(self) -> list[int]:
         """Distinct routed experts of each MoE layer of one verify (eager), target layers only."""
@@ -171,7 +181,7 @@ def measure(runner: ModelRunner, row: Row, context: int, machine: Machine, quick
     bench = Bench(runner, row, context)
     times = bench.rounds(ROUNDS)
     clock = runner.device_clock
-    host = {"run_ahead": clock.run_ahead, "launch_us": clock.launch_us, "clock_idle_share": clock.idle_share}
+    host = {"run_ahead": clock.run_ahead, "clock_idle_share": clock.idle_share, "launch_us": bench.launch_us()}
     round_ms = statistics.mean(times)
     spans = bench.spans()
     distinct = bench.distinct_experts()

@@ -37,9 +37,9 @@ def leak_state(scheduler: Scheduler) -> None:
     worker, state, sampled = scheduler.worker, scheduler.core.runner.pools.state, []
     judge, clear = worker.judge, state.clear
 
-    def watch(window, flags):
-        sampled.extend([True] * bool(flags.sampled))
-        return judge(window, flags)
+    def watch(window, step):
+        sampled.extend([True] * bool(step.flags.sampled))
+        return judge(window, step)
 
     def leave_something(slot) -> None:
         clear(slot)
@@ -54,8 +54,8 @@ def accept_first_draft(scheduler: Scheduler) -> None:
     worker = scheduler.worker
     judge = worker.judge
 
-    def lossy(window, flags):
-        verdict = judge(window, flags)
+    def lossy(window, step):
+        verdict = judge(window, step)
         if window.candidates.shape[1] == 1:
             return verdict
         ids = verdict.target_ids.clone()

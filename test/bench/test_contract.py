@@ -135,8 +135,8 @@ class ScriptedTarget:
 
     name = "scripted"
 
-    def __init__(self, slow: dict[str, float] | None = None, accept: int = 1, width1: int = 0, lossy: bool = False):
-        self.slow, self.accept, self.width1, self.lossy = slow or {}, accept, width1, lossy
+    def __init__(self, slow: dict[str, float] | None = None, accept: int = 1, fallback: int = 0, lossy: bool = False):
+        self.slow, self.accept, self.fallback, self.lossy = slow or {}, accept, fallback, lossy
         self.steps = 0
 
     async def request(self, prompt, options):
@@ -155,7 +155,7 @@ class ScriptedTarget:
 
     async def info(self):
         return {
-            "internal_states": [{"decode_steps": self.steps, "decode_steps_width1": self.steps * self.width1 // 10}]
+            "internal_states": [{"decode_steps": self.steps, "decode_steps_fallback": self.steps * self.fallback // 10}]
         }
 
     async def flush(self):
@@ -199,7 +199,7 @@ def test_a_worse_drafter_breaks_the_promise_on_accept_length(contract_file):
 def test_falling_back_to_width_one_is_seen(contract_file):
     path = contract_file()
     run(path, ScriptedTarget(), record=True)
-    rows = run(path, ScriptedTarget(width1=2))
+    rows = run(path, ScriptedTarget(fallback=2))
     assert {row.metric for row in rows if row.verdict == "fail"} == {"fallback_ratio"}
     assert next(row.measured for row in rows if row.metric == "fallback_ratio") == pytest.approx(0.2)
 
@@ -263,7 +263,7 @@ def test_the_report_is_machine_readable(contract_file, monkeypatch, tmp_path, ca
 
 def test_counters_a_server_does_not_have_are_not_zero():
     assert decode_steps({}) == (0, 0)
-    state = {"decode_steps": 10, "decode_steps_width1": 1, "decode_steps_eager": 2}
+    state = {"decode_steps": 10, "decode_steps_fallback": 3}
     assert decode_steps({"internal_states": [state]}) == (10, 3)
     assert "fallback_ratio" not in cell_values([], [], (0, 0))
 

@@ -55,8 +55,10 @@ def test_a_broken_file_is_named(tmp_path, content):
     [("auto", {}, False), ("auto", {"NEXTN-4": 2.0}, True), ("on", {}, True), ("off", {"NEXTN-4": 2.0}, False)],
 )
 def test_when_the_smoke_runs(mode, floors, wanted):
-    assert wants_smoke(mode, spec(), Acceptance((), floors)) is wanted
-    assert not wants_smoke(mode, spec(speculative_algorithm="none"), Acceptance((), floors))
+    known = Acceptance((), floors)
+    assert wants_smoke(server_args(speculative_smoke=mode), known) is wanted
+    assert not wants_smoke(server_args(speculative_smoke=mode, speculative_algorithm="none"), known)
+    assert wants_smoke(server_args(speculative_smoke=mode, load_format="dummy"), known) is (mode == "on")
 
 
 def test_an_all_rejecting_drafter_is_shouted_about(caplog):

@@ -26,6 +26,19 @@ def drafters(base: Path, **overrides) -> dict[int, Path]:
     return {size: write_tiny_drafter(base / f"b{size}", seed=size, block_size=size, **overrides) for size in BLOCK_SIZES}
 
 
+def use_drafts(harness: Harness, drafter) -> None:
+    """Replace the drafts, not the draft step: that also fills the schedule of a step with a budget. None: keep them."""
+    worker = harness.scheduler.worker
+    draft = worker.draft
+
+    def drafted(step: StepInput) -> None:
+        draft(step)
+        drafter(worker, step)
+
+    if drafter is not None:
+        worker.draft = drafted
+
+
 class InjectedFeatures:
     """Records what is written into the drafter's cache: position -> features, of a harness that serves one request."""
 

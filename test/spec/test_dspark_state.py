@@ -8,7 +8,7 @@ import torch
 from model.driver import Driver, load, prompt_ids
 from model.tiny_drafter import MLA, write_tiny_drafter
 from model.tiny_model import write_tiny_checkpoint
-from spec.dspark_harness import BLOCK_SIZES, VOCAB, InjectedFeatures, advance, dspark
+from spec.dspark_harness import BLOCK_SIZES, VOCAB, InjectedFeatures, advance, dspark, use_drafts
 from spec.harness import Harness, Oracle, random_prompt, request
 
 PROMPT = random_prompt(19, 1)
@@ -80,15 +80,13 @@ def plain(target):
 
 def cut_every_step(harness: Harness, oracle: Oracle, width: int) -> None:
     """Right drafts behind a real draft step (which fills the schedule), and budgets of 1 .. width rows in turn."""
-    worker, turn = harness.scheduler.worker, iter(range(10_000))
-    draft = worker.draft
+    turn = iter(range(10_000))
 
-    def drafted(step):
-        draft(step)
+    def right(worker, step):
         oracle.turn = width - 2  # the planted error falls behind the window
         oracle(worker, step)
 
-    worker.draft = drafted
+    use_drafts(harness, right)
     harness.scheduler.steps._budget.rows_for = lambda batch, full: 1 + next(turn) % full
 
 

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from model.tiny_model import write_tiny_checkpoint
+from sgling.training.generator.mix import PICO_DIR
+from sgling_kernel.linear import PackedWeight
+from sgling_kernel.moe import why_not_bags
 from spec.harness import Harness, Oracle, random_prompt, request
 
 PROMPT = random_prompt(19, 1)
@@ -46,11 +50,15 @@ def snapshot(harness: Harness, req) -> dict[str, torch.Tensor]:
 
 @pytest.fixture(scope="module")
 def plain(model_dir):
-    """State of plain decoding after each output token, by committed length."""
+    return plain_states(model_dir, 50)
+
+
+def plain_states(model_dir, count: int):
+    """State of plain decoding after each output token, by committed length; and the output."""
     harness = exact(model_dir, speculative_algorithm="none")
     req = run_until_decoded(harness, 1)
     states = {}
-    while len(req.output_ids) < 50:
+    while len(req.output_ids) < count:
         state = snapshot(harness, req)
         states[int(state["length"])] = state
         harness.step()
@@ -64,8 +72,23 @@ def exact(model_dir, **kwargs) -> Harness:
 @pytest.mark.parametrize("rollback", ["replay", "staged"])
 @pytest.mark.parametrize("width", [2, 4, 8])
 def test_state_after_every_commit_is_bit_equal_to_plain_decoding(model_dir, plain, rollback, width):
-    states, ids = plain
     harness = exact(model_dir, speculative_num_steps=width - 1, linear_rollback=rollback)
+    compare_with_plain(harness, *plain)
+
+
+@pytest.mark.parametrize("rollback", ["replay", "staged"])
+def test_state_of_the_embedded_model_is_bit_equal_under_packed_weights_and_expert_bags(rollback):
+    states, ids = plain_states(PICO_DIR, 24)
+    harness = exact(PICO_DIR, speculative_num_steps=3, linear_rollback=rollback, context_length=512)
+    model = harness.core.runner.model
+    assert isinstance(model.logits_processor.weight, PackedWeight)
+    experts = model.layers[1].mlp.experts
+    assert why_not_bags(torch.zeros(1, model.config.hidden_size), experts.w13, experts.w2) is None
+    compare_with_plain(harness, states, ids)
+
+
+def compare_with_plain(harness: Harness, states: dict, ids: list[int]) -> None:
+    """Rounds of every accept length in turn; before each, the state is that of plain decoding at the same length."""
     harness.use_drafter(Oracle(harness, {"r": (len(PROMPT), ids)}, 512))
     req = run_until_decoded(harness, 1)
     for _ in range(STEPS):

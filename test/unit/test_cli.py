@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 import types
 
@@ -16,10 +17,21 @@ def test_version(capsys):
     assert capsys.readouterr().out == f"sgling {sgling.__version__}\n"
 
 
-@pytest.mark.parametrize("argv", [[], ["nothing"], ["bench"], ["bench", "nothing"]])
+@pytest.mark.parametrize("argv", [[], ["nothing"], ["bench"], ["bench", "nothing"], ["gate"], ["eval", "x"]])
 def test_unknown_commands(argv, capsys):
     assert cli.main(argv) == 2
     assert capsys.readouterr().err.startswith("usage: sgling")
+
+
+def test_every_command_leads_to_a_main():
+    for name, command in cli.COMMANDS.items():
+        assert callable(importlib.import_module(command.module).main), name
+
+
+def test_usage_lists_every_command(capsys):
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in cli.COMMANDS)
 
 
 def test_serve_starts_the_server_with_resolved_arguments(monkeypatch):
@@ -33,8 +45,8 @@ def test_serve_starts_the_server_with_resolved_arguments(monkeypatch):
 
 
 def test_serve_reports_what_cannot_be_served(capsys):
-    assert cli.main(["serve", "m", "--speculative-algorithm", "DSPARK"]) == 1
-    assert "sgling serve: error: --speculative-algorithm DSPARK: DSPARK is not built yet" in capsys.readouterr().err
+    assert cli.main(["serve", "m", "--pp-size", "2"]) == 1
+    assert "sgling serve: error: --pp-size 2: not built yet (pipeline parallelism)" in capsys.readouterr().err
 
 
 def chunk(text: str, tokens: int, **meta) -> dict:

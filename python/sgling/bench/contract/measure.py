@@ -62,10 +62,9 @@ def scenario_options(scenario: Scenario) -> RequestOptions:
 def decode_steps(server_info: dict) -> tuple[int, int]:
     """(all decode steps, those at width 1 or outside a captured graph); (0, 0) when the server does not count them."""
     state = (server_info.get("internal_states") or [{}])[0]
-    if "decode_steps_width1" not in state:
+    if "decode_steps_fallback" not in state:
         return 0, 0
-    fallback = state["decode_steps_width1"] + state.get("decode_steps_eager", 0)
-    return state["decode_steps"], fallback
+    return state["decode_steps"], state["decode_steps_fallback"]
 
 
 def invalid_call_rate(pairs: Sequence[tuple[Prompt, RequestResult]]) -> float | None:

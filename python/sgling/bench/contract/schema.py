@@ -128,7 +128,11 @@ def _runs(entry: Entry | None) -> tuple[str, ...]:
 
 
 def _short(entry: Entry | None) -> Short:
-    fields = {} if entry is None else entry.mapping(("requests", "concurrency", "runs", "golden_answers", "golden_tokens", "skip"))
+    fields = (
+        {}
+        if entry is None
+        else entry.mapping(("requests", "concurrency", "runs", "golden_answers", "golden_tokens", "skip"))
+    )
     return Short(
         fields["requests"].integer() if "requests" in fields else 2,
         _integers(fields.get("concurrency"), (1,)),

@@ -25,7 +25,7 @@ async def run_checks(args: CorrectnessArgs) -> list[Check]:
     """Every check of the gate."""
     golden = Golden.load(args.golden or packaged_file(PACKAGED_GOLDEN))
     plain = HttpTarget(args.plain_url.rstrip("/"), headers=authorized(args.headers)) if args.plain_url else None
-    async with open_subject(args) as subject:
+    async with open_subject(args, with_tokenizer=False) as subject:
         return await check_all(subject.target, golden, plain, Limits(args.accept_tolerance, args.argmax_margin))
 
 

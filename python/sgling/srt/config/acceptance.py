@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sgling.srt.config.flags import ServerArgsError
+from sgling.srt.config.server_args import ServerArgs
 from sgling.srt.config.spec_config import SpecConfig
 
 FILE_NAME = "acceptance.json"
@@ -71,8 +72,9 @@ def read_acceptance(directory: Path) -> Acceptance:
         raise ServerArgsError(f"{path}: no acceptance file ({type(error).__name__}: {error})") from error
 
 
-def wants_smoke(mode: str, spec: SpecConfig, acceptance: Acceptance) -> bool:
-    """Whether the accept length is checked at start (``--speculative-smoke``)."""
-    if not spec.enabled or mode == "off":
+def wants_smoke(args: ServerArgs, acceptance: Acceptance) -> bool:
+    """Whether the accept length is checked at start (``--speculative-smoke``); random weights have no floor."""
+    if not args.spec.enabled or args.speculative_smoke == "off":
         return False
-    return mode == "on" or acceptance.floor(spec) is not None
+    has_floor = args.load_format != "dummy" and acceptance.floor(args.spec) is not None
+    return args.speculative_smoke == "on" or has_floor

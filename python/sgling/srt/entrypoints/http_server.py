@@ -174,7 +174,7 @@ class Server:
         body |= {"input_ids": [0, 1, 2]} if self._manager.codec is None else {"text": "The capital of France is"}
         await self._manager.generate_once(GenerateReqInput.from_json(body))
         acceptance = read_acceptance(self._job.model_dir)
-        if wants_smoke(self._args.speculative_smoke, self._args.spec, acceptance):
+        if wants_smoke(self._args, acceptance):
             self._manager.acceptance_smoke = await run_smoke(self._manager, acceptance)
         await self._manager.flush_cache(timeout_s=5.0)
 

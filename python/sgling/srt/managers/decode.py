@@ -19,14 +19,16 @@ class DecodePlanner:
         self._resources = resources
         self._prefill = prefill
         self.num_retracted = 0
+        self.awaits_result = False  # the last next_batch was empty because a result must be processed first
 
     def next_batch(self, in_flight: bool) -> list[Req]:
         """Requests of the next step, KV reserved. Empty: nothing to decode, or a result must be processed first.
 
         Requests whose length limit is already reached by steps in flight are left out. When KV is short and steps are
         in flight, the caller processes them first (they may free enough); otherwise the youngest request is swapped
-        out and goes back to the front of the queue.
+        out and goes back to the front of the queue. The youngest of all is the one whose prompt is being read.
         """
+        self.awaits_result = False
         self.running = [req for req in self.running if not req.finished]
         batch: list[Req] = []
         for req in [req for req in self.running if not req.ends_in_flight]:
@@ -34,8 +36,9 @@ class DecodePlanner:
                 continue
             while not self._resources.reserve_step(req):
                 if in_flight:
+                    self.awaits_result = True
                     return []
-                victim = self.running[-1]
+                victim = self._prefill.current or self.running[-1]
                 self._retract(victim)
                 if victim in batch:
                     batch.remove(victim)
@@ -45,7 +48,10 @@ class DecodePlanner:
         return batch
 
     def _retract(self, victim: Req) -> None:
-        self.running.remove(victim)
+        if victim is self._prefill.current:
+            self._prefill.current = None
+        else:
+            self.running.remove(victim)
         self._resources.swap_out(victim)
         self._prefill.waiting.appendleft(victim)
         self.num_retracted += 1

@@ -6,8 +6,8 @@ import logging
 
 from sgling.srt.managers.scheduler_core import SchedulerCore
 from sgling.srt.model_executor.device_clock import DeviceClock
-from sgling.srt.observability.step_clock import StepClock
 from sgling.srt.model_executor.graph_runner import GraphRunner
+from sgling.srt.observability.step_clock import StepClock
 from sgling_kernel.dispatch import refused_fast_paths
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,8 @@ def snapshot(core: SchedulerCore) -> dict:
         "generated_tokens": stats.generated_tokens,
         "decode_steps": core.decode_steps,
         "decode_steps_width1": core.decode_steps_width1,
+        "decode_steps_eager": core.decode_steps_eager,
+        "decode_steps_fallback": core.decode_steps_fallback,
         "max_total_num_tokens": resources.kv.total,
         "kv_available_tokens": resources.kv.available,
         "kv_used_tokens": resources.kv.used,

@@ -25,7 +25,8 @@ class PrefillChunk(NamedTuple):
 class PrefillPlanner:
     """Waiting queue and the request whose prompt is being read.
 
-    Retracted requests wait at the front of the queue and come back before anybody new is admitted.
+    Retracted requests wait at the front of the queue and come back before anybody new is admitted; one that was
+    retracted while its prompt was being read goes on where it stopped.
     """
 
     def __init__(self, resources: RequestResources, chunk_size: int | None):
@@ -40,13 +41,15 @@ class PrefillPlanner:
             self.current = None
         while self.current is None and self.waiting:
             head = self.waiting[0]
-            known = head.kv_committed_len if head.stage is ReqStage.RETRACTED else head.prompt_len
-            if not self._resources.fits(known, len(running)):
+            if not self._resources.fits(head.known_len, len(running)):
                 return None
             self.waiting.popleft()
             if head.stage is ReqStage.RETRACTED:
                 self._resources.swap_in(head)
-                running.append(head)
+                if head.stage is ReqStage.PREFILL:
+                    self.current = head
+                else:
+                    running.append(head)
                 continue
             self._resources.admit(head)
             head.stage = ReqStage.PREFILL

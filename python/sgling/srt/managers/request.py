@@ -13,7 +13,7 @@ from sgling.srt.speculative.depth import RequestDepth
 
 
 class ReqStage(Enum):
-    """Life of a request; only forward moves, except RUNNING <-> RETRACTED."""
+    """Life of a request; only forward moves, except RUNNING or PREFILL <-> RETRACTED."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -84,6 +84,11 @@ class Req:
     def prompt_len(self) -> int:
         """Number of prompt tokens."""
         return len(self.input_ids)
+
+    @property
+    def known_len(self) -> int:
+        """Positions whose tokens are known: the prompt, and what has been committed behind it."""
+        return max(self.prompt_len, self.kv_committed_len)
 
     @property
     def finished(self) -> bool:

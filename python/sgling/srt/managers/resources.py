@@ -83,7 +83,7 @@ class RequestResources:
 
     # -- retraction ------------------------------------------------------------------------------------------------
     def swap_out(self, req: Req) -> None:
-        """Copy KV, states and relay of a running request to host memory and release it; no step may be in flight."""
+        """Copy KV, states and relay of a request to host memory and release it; no step may be in flight."""
         if req.launched_steps:
             raise RuntimeError(f"request {req.rid} has steps in flight and cannot be retracted")
         pools, row = self._runner.pools, req.req_pool_idx
@@ -104,7 +104,7 @@ class RequestResources:
         """Bring a retracted request back exactly as it was; its row and slots may be others than before."""
         saved, pools = req.swapped, self._runner.pools
         self._take_row(req)
-        self.reserve(req, req.kv_committed_len + self.window)
+        self.reserve(req, req.known_len + self.window)
         slots = torch.tensor(req.kv_slots[: req.kv_committed_len], device=pools.kv.buffer.device)
         pools.kv.buffer[:, slots] = saved.kv.to(pools.kv.buffer.device, non_blocking=True)
         if pools.draft_kv:
@@ -114,7 +114,7 @@ class RequestResources:
         self._runner.future.restore_row(req.req_pool_idx, saved.relay)
         self._runner.sampling.restore_row(req.req_pool_idx, saved.sampling)
         req.swapped = None
-        req.stage = ReqStage.RUNNING
+        req.stage = ReqStage.RUNNING if req.prefilled_len == req.prompt_len else ReqStage.PREFILL
 
     # -- integrity -------------------------------------------------------------------------------------------------
     def check_idle(self) -> None:

@@ -89,9 +89,15 @@ class Scheduler:
         self.intake.answer_flushes()
 
     def launch_next(self, in_flight: bool) -> Launched | None:
-        """Plan and enqueue one step; prefill chunks and decode steps alternate when both are waiting."""
+        """Plan and enqueue one step; prefill chunks and decode steps alternate when both are waiting.
+
+        A decode step that needs a result first keeps its turn: nothing is launched until that result is processed.
+        """
         if self._last_was_prefill:
-            launched = self._launch_decode(in_flight) or self._launch_prefill()
+            launched = self._launch_decode(in_flight)
+            if launched is None and self.core.decode.awaits_result:
+                return None
+            launched = launched or self._launch_prefill()
         else:
             launched = self._launch_prefill() or self._launch_decode(in_flight)
         self._last_was_prefill = launched is not None and launched.chunk is not None
@@ -114,10 +120,17 @@ class Scheduler:
         launched = self.steps.decode(batch, width)
         for req in batch:
             req.launched_steps += 1
-        self.core.count_decode_step(width)
+        self.core.count_decode_step(width, self._ran_eagerly)
         if self.core.decode_steps % self.core.args.decode_log_interval == 0:
             internal_state.log_decode(self.core, len(batch))
         return launched
+
+    @property
+    def _ran_eagerly(self) -> bool:
+        """Whether the latest decode step ran outside a captured graph on a device that has them."""
+        if self.core.runner.device != "cuda":
+            return False
+        return self.graphs is None or self.graphs.ran_eagerly
 
     def process(self, launched: Launched) -> None:
         """Apply a result and send what became due."""

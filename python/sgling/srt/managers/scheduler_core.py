@@ -36,7 +36,7 @@ class SchedulerCore:
         self.decode = DecodePlanner(self.resources, self.prefill)
         self.streamer = OutputStreamer(args.stream_interval, args.spec.enabled)
         self.results = ResultProcessor(self.resources, self.streamer, self.stats, depth)
-        self.decode_steps = self.decode_steps_width1 = 0
+        self.decode_steps = self.decode_steps_width1 = self.decode_steps_eager = self.decode_steps_fallback = 0
         self.integrity_checked = True
         self.stopped = False
 
@@ -63,10 +63,13 @@ class SchedulerCore:
             self.prefill.waiting.remove(req)
         self.results.finish(req, FinishReason(type="abort", message=message, status_code=status_code))
 
-    def count_decode_step(self, width: int) -> None:
-        """Book a launched decode step, and whether it ran at width 1 although speculation is on (a fallback)."""
+    def count_decode_step(self, width: int, eager: bool) -> None:
+        """Book a launched decode step and its fallbacks: width 1 although speculation is on, or no captured graph."""
+        narrow = width == 1 and self.args.spec.enabled
         self.decode_steps += 1
-        self.decode_steps_width1 += width == 1 and self.args.spec.enabled
+        self.decode_steps_width1 += narrow
+        self.decode_steps_eager += eager
+        self.decode_steps_fallback += narrow or eager
 
     def send_outputs(self) -> None:
         """Send queued increments (rank 0)."""

@@ -104,6 +104,7 @@ class GraphRunner:
 
     Attributes:
         eager_steps: names of steps that run eagerly although they are captured (a replaced drafter).
+        ran_eagerly: whether the latest decode step was covered by no graph.
         report: see :class:`GraphReport`.
     """
 
@@ -118,6 +119,7 @@ class GraphRunner:
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream()
         self.eager_steps: set[str] = set()
+        self.ran_eagerly = False
         self.report = GraphReport(0, 0.0, 0)
 
     # -- capture ---------------------------------------------------------------------------------------------------
@@ -208,7 +210,8 @@ class GraphRunner:
 
     def decode(self, step: StepInput) -> StepOutput:
         """One decode step: graph replays where they exist, else the worker's own functions."""
-        if self.why_not(step) is not None:
+        self.ran_eagerly = self.why_not(step) is not None
+        if self.ran_eagerly:
             return self._worker.decode(step)
         count = len(step.req_pool_indices)
         bucket = next(size for size in self._buckets if size >= count)

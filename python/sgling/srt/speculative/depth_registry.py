@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def create_depth_policy(spec: SpecConfig, runner: ModelRunner, worker: StepWorker) -> DepthPolicy:
-    """Fixed width, or a choice with the table of the flags or one measured now (collective under tensor parallelism)."""
+    """Fixed width, or a choice with the flags' table or one measured now (collective under tensor parallelism)."""
     if spec.depth == "fixed":
         return FixedDepth(spec.width)
     if spec.depth == "confidence":

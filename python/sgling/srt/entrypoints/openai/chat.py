@@ -99,6 +99,7 @@ class ChatJob:
             top_logprobs_num=request.top_logprobs or 0,
             return_text_in_logprobs=request.logprobs,
             return_prompt_token_ids=request.return_token_ids,
+            speculative=request.speculative,
             reasoning_end_ids=context.reasoning_end_ids() if in_reasoning else (),
         )
 

@@ -82,6 +82,7 @@ class CompletionJob:
             top_logprobs_num=request.logprobs or 0,
             return_text_in_logprobs=with_logprobs,
             return_prompt_token_ids=request.return_token_ids,
+            speculative=request.speculative,
         )
 
     def _per_prompt(self, make: Any) -> Any:

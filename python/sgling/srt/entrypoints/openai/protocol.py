@@ -116,6 +116,7 @@ class GenerationRequest(ApiModel):
     ebnf: str | None = None
 
     return_token_ids: StrictBool = False
+    speculative: dict[str, Any] | None = None
     return_spec_tokens_details: StrictBool = False
     return_cached_tokens_details: StrictBool = False
     return_meta_info: StrictBool = False

@@ -1,0 +1,60 @@
+"""GPU prefill: the library's chunk kernel and flash attention against the plain torch operators."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ops.kda_case import make_params, make_pools, make_rows
+from sgling_kernel.kda import KDAParams, gpu, reference
+from sgling_kernel.mla import gpu as mla_gpu
+from sgling_kernel.mla import reference as mla_reference
+from sgling_kernel.moe import ExpertWeights
+from sgling_kernel.moe import gpu as moe_gpu
+from sgling_kernel.moe import reference as moe_reference
+
+BF16 = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def _device():
+    torch.set_default_device("cuda")
+    yield
+    torch.set_default_device("cpu")
+
+
+def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    """Relative error of the whole tensor."""
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())
+
+
+def test_chunk_kda_and_the_hand_over_between_chunks():
+    pytest.importorskip("fla")
+    params, rows = make_params(8, 128), make_rows(200, 8, 128, BF16)
+    pools = make_pools(1, 2, 8, 128, BF16)
+    window, state = pools.conv[0, 1], pools.state[0, 1]
+    assert gpu.why_not_chunk_kda(rows.qkv, params) is None
+    out, new_window, new_state = gpu.kda_prefill(*rows, KDAParams(*params), window, state)
+    want, want_window, want_state = reference.kda_prefill(*rows, params, window, state)
+    assert torch.equal(new_window, want_window)
+    assert error(out, want) < 2e-2 and error(new_state, want_state) < 2e-2
+    first = gpu.kda_prefill(*rows.pick(slice(0, 130)), params, window, state)
+    second = gpu.kda_prefill(*rows.pick(slice(130, 200)), params, *first[1:])
+    assert error(torch.cat((first[0], second[0])), want) < 2e-2 and error(second[2], want_state) < 2e-2
+
+
+@pytest.mark.parametrize("prefix", [0, 77])
+def test_expanded_attention(prefix):
+    heads, nope, rope, latent, v_dim, tokens = 8, 128, 64, 512, 128, 300
+    q, kv = torch.randn(tokens, heads, nope + rope).to(BF16), torch.randn(prefix + tokens, latent + rope).to(BF16)
+    w_kc = (torch.randn(heads, nope, latent) / latent**0.5).to(BF16)
+    w_vc = (torch.randn(heads, latent, v_dim) / latent**0.5).to(BF16)
+    args = (q, kv, w_kc, w_vc, prefix, 0.07)
+    assert error(mla_gpu.mla_prefill(*args), mla_reference.mla_prefill(*args)) < 1e-2
+
+
+def test_grouped_experts():
+    experts = ExpertWeights((torch.randn(16, 64, 256) / 16).to(BF16), (torch.randn(16, 256, 32) / 6).to(BF16), 0.5)
+    x, weights, ids = torch.randn(300, 256).to(BF16), torch.rand(300, 4), torch.randint(0, 16, (300, 4))
+    want = moe_reference.moe_experts(x, experts.w13, experts.w2, weights, ids, experts.limit)
+    assert error(moe_gpu.experts_grouped(x, experts, weights, ids), want) < 1e-2
