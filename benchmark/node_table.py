@@ -58,7 +58,7 @@ def profile_graphs(run: Callable[[], None], rounds: int) -> list[list[Kernel]]:
 
 def label(kernel: Kernel, previous: str, config: ModelConfig) -> str:
     """Node name; a product is told apart by its grid and by what feeds it."""
-    if "_small_m_kernel" not in kernel.name:
+    if "_whole_kernel" not in kernel.name and "_sliced_kernel" not in kernel.name:
         return kernel.name.split("(")[0].removeprefix("void ")[:60].strip("_")
     if "_gated_rms_kernel" in previous:
         return "kda.o_proj"
@@ -66,15 +66,10 @@ def label(kernel: Kernel, previous: str, config: ModelConfig) -> str:
         return "mla.dense"
     if "_swiglu_kernel" in previous:
         return "ffn.down"
-    if kernel.grid[0] == _blocks(config.hidden_size):
-        return "eh_proj"
-    grids = {_blocks(outputs): name for name, outputs, _ in products(config)}
+    if "_sliced_kernel" not in kernel.name:
+        return "lm_head"
+    grids = {-(-outputs // 16): name for name, outputs, _ in products(config)[:5]}
     return grids.get(kernel.grid[0], f"product {kernel.grid[0]}")
-
-
-def _blocks(outputs: int) -> int:
-    tile = 32 if outputs >= 4096 else 16
-    return -(-outputs // tile)
 
 
 def products(config: ModelConfig) -> list[tuple[str, int, int]]:
@@ -87,8 +82,8 @@ def products(config: ModelConfig) -> list[tuple[str, int, int]]:
         ("ffn.up", 2 * config.intermediate_size, hidden),
         ("kda.in_proj", 5 * width + heads, hidden),
         ("router", config.num_experts, hidden),
-        ("lm_head", config.vocab_size, hidden),
         ("eh_proj", hidden, 2 * hidden),
+        ("lm_head", config.vocab_size, hidden),
         ("kda.o_proj", hidden, width),
         ("mla.dense", hidden, heads * config.v_head_dim),
         ("ffn.down", hidden, config.intermediate_size),

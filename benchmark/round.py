@@ -257,7 +257,7 @@ def sources_sha256() -> str:
 def commit() -> str | None:
     """The checked-out commit, None outside a repository."""
     done = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or None
+    return done.stdout.strip() if done.returncode == 0 else None
 
 
 def parse() -> argparse.Namespace:

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 import torch
 
+from sgling_kernel.linear import set_fixed_rows
+
 torch.set_num_threads(1)
 GPU_TESTS = Path(__file__).parent / "gpu"
 
@@ -35,3 +37,10 @@ def _fixed_seeds():
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _default_linears():
+    """``--enable-deterministic-inference`` is a setting of the process: no test leaves it to the next."""
+    yield
+    set_fixed_rows(None)

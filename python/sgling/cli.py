@@ -58,6 +58,7 @@ COMMANDS: dict[str, Command] = {
     ),
     "eval gsm8k": Command("[flags]", "few-shot mathematics, as upstream's script", "sgling.bench.evals.gsm8k"),
     "eval tools": Command("[flags]", "tool calls: exact, well-formed, offered", "sgling.bench.evals.tools"),
+    "eval pico": Command("[flags]", "the gates of the embedded model", "sgling.bench.evals.pico"),
 }
 
 

@@ -20,6 +20,7 @@ from sgling.srt.config.doctor_args import DoctorArgs
 from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.config.model_config_checks import ModelConfigError
 from sgling.srt.config.server_args import ServerArgs
+from sgling.srt.config.sweep_args import at_fixed_depth
 from sgling.srt.managers.acceptance_smoke import SmokeResult, judge, smoke_body
 from sgling.srt.managers.scheduler_job import SchedulerJob, make_job
 from sgling.srt.observability.machine import cpu_facts, gpu_facts, package_facts
@@ -87,7 +88,8 @@ def warnings_section(info: dict) -> str:
     rows = [("refused fast path", f"{name}: {reason}") for name, reason in refused.items()]
     rows += [("no effect", notice) for notice in info["notices"]]
     if info["needs_cpu_seq_lens"]:
-        rows.append(("host waits", "an attention backend needs exact lengths on the host: one blocking read per step"))
+        names = ", ".join(info["pinning_backends"])
+        rows.append(("host waits", f"{names} needs exact lengths on the host: every step waits for the one before"))
     rows += [("ignored tensor", name) for name in info["ignored_tensors"]]
     return section("Refusals and notices", rows)
 
@@ -146,7 +148,10 @@ def examine(args: DoctorArgs, job: SchedulerJob) -> int:
     acceptance = read_acceptance(job.model_dir)
     if args.record_floor and not acceptance.accept_lengths:
         acceptance = Acceptance(scenario_texts(job), {})
-    with Engine(**args.given()) as engine:
+    flags = at_fixed_depth(args)
+    if job.server_args.spec.depth != "fixed":
+        flags["speculative_num_steps"] = job.server_args.spec.num_steps
+    with Engine(**flags) as engine:
         info = engine.get_server_info()
         print("\n" + memory_section(info["memory_plan"]))
         spec = engine.server_args.spec

@@ -30,7 +30,7 @@ def read_prompts(path: str, codec: TextCodec | None) -> list[list[int]]:
     for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
         try:
             entry = json.loads(line)
-            ids = entry["input_ids"] if "input_ids" in entry else None
+            ids = entry.get("input_ids")
             if ids is None and codec is None:
                 raise ServerArgsError(f"--prompts {path}, line {number}: text needs a model with a tokenizer")
             prompts.append(codec.encode(entry["prompt"]) if ids is None else list(ids))
@@ -75,9 +75,7 @@ def fit(args: FitArgs) -> StsFit:
     channel = QueueChannel()
     scheduler = Scheduler(job.server_args, job.model_config, channel, ParallelState.single())
     for number, ids in enumerate(read_prompts(args.prompts, codec)):
-        params = SamplingParams(
-            temperature=args.temperature, max_new_tokens=args.max_new_tokens, sampling_seed=number
-        )
+        params = SamplingParams(temperature=args.temperature, max_new_tokens=args.max_new_tokens, sampling_seed=number)
         params.normalize(None)
         channel.tokenizer_side().send(TokenizedGenerateReqInput(str(number), ids, params))
     return fit_temperatures(*collect(scheduler))

@@ -187,6 +187,16 @@ def test_the_whole_command(tmp_path, monkeypatch, capsys):
     assert "Accept length:" in capsys.readouterr().out
 
 
+def test_orders_that_are_refused_end_the_run():
+    async def use(url, server):
+        target = HttpTarget(url)
+        await target.post("/start_profile")
+        await target.flush()
+
+    with pytest.raises(BenchError, match="/flush_cache answered 400: busy"):
+        with_server({"/start_profile": (200, [b""]), "/flush_cache": (400, [b"busy"])}, use)
+
+
 def test_no_server(capsys):
     argv = ["--base-url", "http://127.0.0.1:9", "--ready-check-timeout-sec", "0"]
     assert serving.main(argv) == 1

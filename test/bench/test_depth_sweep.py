@@ -111,6 +111,11 @@ def test_an_engine_is_swept(tmp_path, capsys):
     assert DepthTable.from_json(json.loads(out.read_text())).max_width == 2
 
 
+def test_the_swept_engine_never_chooses_by_itself():
+    args = SweepArgs.from_argv("--speculative-depth auto --max-steps 4 --page-size 2".split())
+    assert args.engine_flags() == {"page_size": 2, "speculative_algorithm": "NEXTN", "speculative_num_steps": 4}
+
+
 def test_prompts_are_held_out_scenarios():
     from sgling.bench.tokenizer import FastTokenizer
     from sgling.srt.config.model_path import ASSETS_DIR

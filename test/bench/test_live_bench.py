@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -13,6 +16,11 @@ from server.live_server import LiveServer
 from server.serving_helpers import small_tokenizer
 from sgling.bench import serving
 from sgling.bench.contract.measure import decode_steps
+from sgling.bench.datasets import Prompt
+from sgling.bench.gate import correctness_command
+from sgling.bench.gate.correctness import GREEDY, ask
+from sgling.bench.gate.subject import open_subject
+from sgling.srt.config.gate_args import Subject
 from sgling.srt.config.model_path import ASSETS_DIR
 
 OUTPUT = 7
@@ -53,6 +61,30 @@ def test_every_dialect_gives_the_same_counts(live, tokenizer_dir, tmp_path, monk
     else:
         assert record["sgling"]["accept_source"] == "server average"
     assert (record["mean_ttft_ms"] is not None) == (record["mean_tpot_ms"] is not None) == stream
+
+
+def test_a_gate_opens_a_running_server(live, tokenizer_dir, capsys):
+    args = Subject(base_url=live.base_url, tokenizer=str(tokenizer_dir))
+
+    async def look():
+        async with open_subject(args) as subject:
+            (result,) = await ask(subject.target, [Prompt([7, 8, 9], None, 6)], GREEDY, at_once=False)
+            return subject, result
+
+    subject, result = asyncio.run(look())
+    assert (subject.model, subject.template) == ("ling3-pico", None)
+    assert result.output_ids == [7, 8, 9, 7, 8, 9]
+    assert correctness_command.main(["--base-url", "http://127.0.0.1:9", "--ready-check-timeout-sec", "0"]) == 1
+    assert "no server at http://127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_clients_need_no_torch():
+    """Commands that measure a remote server start at once, and on machines without the engine's libraries."""
+    modules = "serving ab_command contract.command gate.correctness_command evals.gsm8k evals.tools".split()
+    script = "import sys\n" + "".join(f"import sgling.bench.{name}\n" for name in modules)
+    script += "print([name for name in ('torch', 'transformers', 'fastapi', 'zmq') if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
 def test_steps_that_fall_back_to_width_one_are_counted(tmp_path):

@@ -28,21 +28,6 @@ def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual.double() - expected.double()).norm() / expected.double().norm())
 
 
-def test_chunk_kda_and_the_hand_over_between_chunks():
-    pytest.importorskip("fla")
-    params, rows = make_params(8, 128), make_rows(200, 8, 128, BF16)
-    pools = make_pools(1, 2, 8, 128, BF16)
-    window, state = pools.conv[0, 1], pools.state[0, 1]
-    assert gpu.why_not_chunk_kda(rows.qkv, params) is None
-    out, new_window, new_state = gpu.kda_prefill(*rows, KDAParams(*params), window, state)
-    want, want_window, want_state = reference.kda_prefill(*rows, params, window, state)
-    assert torch.equal(new_window, want_window)
-    assert error(out, want) < 2e-2 and error(new_state, want_state) < 2e-2
-    first = gpu.kda_prefill(*rows.pick(slice(0, 130)), params, window, state)
-    second = gpu.kda_prefill(*rows.pick(slice(130, 200)), params, *first[1:])
-    assert error(torch.cat((first[0], second[0])), want) < 2e-2 and error(second[2], want_state) < 2e-2
-
-
 @pytest.mark.parametrize("prefix", [0, 77])
 def test_expanded_attention(prefix):
     heads, nope, rope, latent, v_dim, tokens = 8, 128, 64, 512, 128, 300
@@ -58,3 +43,18 @@ def test_grouped_experts():
     x, weights, ids = torch.randn(300, 256).to(BF16), torch.rand(300, 4), torch.randint(0, 16, (300, 4))
     want = moe_reference.moe_experts(x, experts.w13, experts.w2, weights, ids, experts.limit)
     assert error(moe_gpu.experts_grouped(x, experts, weights, ids), want) < 1e-2
+
+
+def test_chunk_kda_and_the_hand_over_between_chunks():
+    pytest.importorskip("fla")
+    params, rows = make_params(8, 128), make_rows(200, 8, 128, BF16)
+    pools = make_pools(1, 2, 8, 128, BF16)
+    window, state = pools.conv[0, 1], pools.state[0, 1]
+    assert gpu.why_not_chunk_kda(rows.qkv, params) is None
+    out, new_window, new_state = gpu.kda_prefill(*rows, KDAParams(*params), window, state)
+    want, want_window, want_state = reference.kda_prefill(*rows, params, window, state)
+    assert torch.equal(new_window, want_window)
+    assert error(out, want) < 2e-2 and error(new_state, want_state) < 2e-2
+    first = gpu.kda_prefill(*rows.pick(slice(0, 130)), params, window, state)
+    second = gpu.kda_prefill(*rows.pick(slice(130, 200)), params, *first[1:])
+    assert error(torch.cat((first[0], second[0])), want) < 2e-2 and error(second[2], want_state) < 2e-2

@@ -79,6 +79,16 @@ def test_a_repetition_penalty_that_fp32_reads_as_zero_is_refused(client, value):
     assert "repetition_penalty" in response.text
 
 
+@pytest.mark.parametrize("arguments", ["[" * 5000, '{"a":' * 5000, "[]", "{", "NaN", '{"a": 1' + "0" * 5000 + "}"])
+def test_odd_arguments_of_a_call_in_the_history_are_refused(client, arguments):
+    """Case E04: deep nesting in JSON text inside the JSON body was a 500."""
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]
+    response = client.post("/v1/chat/completions", json={"model": "m", "messages": messages, "max_tokens": 2})
+    assert response.status_code == 400
+    assert "arguments" in response.json()["message"]
+
+
 @pytest.mark.parametrize(
     "body",
     [

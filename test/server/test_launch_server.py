@@ -172,7 +172,7 @@ def test_sigint_ends_the_tree(launch):
     assert server.status() == 130
 
 
-@pytest.mark.parametrize("how", ["crash", "term"])
+@pytest.mark.parametrize("how", ["crash", "term", "kill"])
 def test_dead_scheduler_takes_the_server_down(launch, how):
     server = launch("--skip-server-warmup")
     with server.ready() as client:
@@ -182,9 +182,12 @@ def test_dead_scheduler_takes_the_server_down(launch, how):
             client.post("/generate", json={"input_ids": [CRASH]})
         else:
             (pid,) = server.schedulers()
-            os.kill(pid, signal.SIGTERM)  # alone, without the parent: an order to end, not a drain
+            # alone, without the parent, SIGTERM is an order to end, not a drain
+            os.kill(pid, signal.SIGTERM if how == "term" else signal.SIGKILL)
         thread.join(5)
-        assert answers[0].status_code == 500 and "scheduler died" in answers[0].json()["error"]["message"]
+        message = answers[0].json()["error"]["message"]
+        assert answers[0].status_code == 500 and "scheduler died" in message
+        assert ("scripted crash" if how == "crash" else "exit code") in message
         assert client.get("/health").status_code == 503
     assert server.status() == 1
 

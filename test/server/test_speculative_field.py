@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from server.live_server import LiveServer
 
+from server.live_server import LiveServer
 from sgling.srt.managers.generate_req import GenerateReqInput, RequestError
 
 

@@ -23,7 +23,9 @@ def dspark(target: Path, drafter: Path, **kwargs) -> Harness:
 
 def drafters(base: Path, **overrides) -> dict[int, Path]:
     """A random drafter of every block size."""
-    return {size: write_tiny_drafter(base / f"b{size}", seed=size, block_size=size, **overrides) for size in BLOCK_SIZES}
+    return {
+        size: write_tiny_drafter(base / f"b{size}", seed=size, block_size=size, **overrides) for size in BLOCK_SIZES
+    }
 
 
 def use_drafts(harness: Harness, drafter) -> None:

@@ -81,7 +81,9 @@ def attention(x: Tensor, context: Tensor, anchors: Tensor, p: Params, config: DS
     return out.flatten(-2) @ p[f"{prefix}.o_proj.weight"].T
 
 
-def block_hidden(p: Params, config: DSparkConfig, taps: Tensor, ids: Tensor, anchors: Tensor, embedding: Tensor) -> Tensor:
+def block_hidden(
+    p: Params, config: DSparkConfig, taps: Tensor, ids: Tensor, anchors: Tensor, embedding: Tensor
+) -> Tensor:
     """Outputs of the rows that predict drafts [A, block, d]: taps [S, m*H] of ids [S], blocks at anchors [A]."""
     eps = config.rms_norm_eps
     context = rms(taps @ p["fc.weight"].T, p["hidden_norm.weight"], eps)

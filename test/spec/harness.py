@@ -99,7 +99,7 @@ class Harness:
     @torch.inference_mode()
     def step(self) -> bool:
         """One iteration of the configured loop; False when idle."""
-        overlap = not self.core.args.disable_overlap_schedule
+        overlap = self.scheduler.overlaps
         self.scheduler.receive()
         launched = self.scheduler.launch_next(in_flight=self._pending is not None)
         finished, self._pending = (self._pending, launched) if overlap else (launched, None)

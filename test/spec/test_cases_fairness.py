@@ -62,7 +62,8 @@ def test_when_memory_is_short_a_prompt_being_read_yields_to_running_streams(mode
     options["enable_deterministic_inference"] = True
     alone = Harness(model_dir, **options)
     prompts = {"stream": random_prompt(40, 0), "young": random_prompt(200, 1)}
-    requests = {rid: request(rid, prompt, max_new_tokens=80) for rid, prompt in prompts.items()}
+    limits = {"stream": 80, "young": 40}  # both fit the pool, one after the other
+    requests = {rid: request(rid, prompt, max_new_tokens=limits[rid]) for rid, prompt in prompts.items()}
     want = {rid: alone.run(req)[rid].ids for rid, req in requests.items()}
     harness = Harness(model_dir, max_total_tokens=272, **options)
     seen = record_launches(harness)

@@ -66,7 +66,9 @@ def run_case(model_dir, plain, case: Case) -> dict[str, Outcome]:
     return outcomes
 
 
-@pytest.mark.parametrize("case", [Case(*values) for values in pairwise(AXES)], ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize(
+    "case", [Case(*values) for values in pairwise(AXES)], ids=lambda case: "-".join(map(str, case))
+)
 def test_output_equals_plain_decoding(model_dir, plain, case):
     run_case(model_dir, plain, case)
 

@@ -149,7 +149,9 @@ def test_2_training_form_does_not_see_the_feature_at_the_anchor_or_later(target)
 
 @pytest.mark.parametrize("size", [1, 3, 8, 16])
 @pytest.mark.parametrize("anchor_row", [True, False])
-def test_3_a_drafter_that_knows_the_answer_is_accepted_in_full_every_step(target, tmp_path, plain_ids, size, anchor_row):
+def test_3_a_drafter_that_knows_the_answer_is_accepted_in_full_every_step(
+    target, tmp_path, plain_ids, size, anchor_row
+):
     """Row k of the block is given the teacher's logits of position P + k + 1: any shift of rows loses drafts."""
     directory = write_tiny_drafter(tmp_path, block_size=size, sample_from_anchor=anchor_row, markov_rank=0,
                                    markov_head_type=None, confidence_head_with_markov=False)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Conformance 14 (facts/dspark.md §8): the public names and keys load, everything that does not fit is refused loudly."""
+"""Conformance 14 (facts/dspark.md §8): public names and keys load, everything that does not fit is refused loudly."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from model.driver import load
+from model.published import FLASH
 from model.tiny_drafter import MLA, drafter_config, drafter_tensors, write_tiny_drafter
 from model.tiny_model import write_tiny_checkpoint
 from sgling.srt.config.draft_model import complete_args
 from sgling.srt.config.dspark_config import DSparkConfig, RopeShape
 from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.config.load_config import LoadConfig
+from sgling.srt.config.model_config import ModelConfig
 from sgling.srt.config.model_config_checks import ModelConfigError
 from sgling.srt.config.server_args import ServerArgs
+from sgling.srt.model_executor.memory_plan import kv_bytes_per_token
 from sgling.srt.model_loader.draft_inventory import draft_tensors, draft_weight_bytes
 from sgling.srt.model_loader.draft_loader import get_drafter
 from sgling.srt.model_loader.errors import ModelLoadError
@@ -208,8 +211,20 @@ def test_width_and_ring_come_from_the_drafter(target_dir, tmp_path):
     args = args_of(target_dir, speculative_draft_model_path=str(tmp_path), linear_rollback="replay")
     args = complete_args(args)
     assert (args.spec.width, args.spec.window, args.spec.ring_length, args.spec.topk) == (9, 9, 32, 1)
-    assert (args.speculative_num_steps, args.speculative_num_draft_tokens, args.linear_replayssm_cache_len) == (1, 9, 32)
+    assert (args.speculative_num_steps, args.speculative_num_draft_tokens, args.linear_replayssm_cache_len) == (
+        1,
+        9,
+        32,
+    )
     assert complete_args(args) is args
+
+
+@pytest.mark.parametrize(("tp_size", "draft_bytes"), [(1, 81920), (4, 20480)])
+def test_memory_plan_counts_the_drafters_rows(tp_size, draft_bytes):
+    """Public Ling drafter in bf16: 80 KiB per token (§2.12), its heads sharded; the target's own rows are 8064 B."""
+    flags = {"speculative_draft_model_path": "d", "tp_size": tp_size, "dtype": "bfloat16"}
+    args = args_of("m", **flags).with_drafter(DSparkConfig.from_dict(PUBLIC_LING))
+    assert kv_bytes_per_token(ModelConfig.from_dict(FLASH), args) == 8064 + draft_bytes
 
 
 def test_fewer_drafts_than_trained_keep_the_whole_block(target_dir, tmp_path):

@@ -92,7 +92,9 @@ def run_case(target, plain, directories, case: Case) -> dict[str, Outcome]:
     return outcomes
 
 
-@pytest.mark.parametrize("case", [Case(*values) for values in pairwise(AXES)], ids=lambda case: "-".join(map(str, case)))
+@pytest.mark.parametrize(
+    "case", [Case(*values) for values in pairwise(AXES)], ids=lambda case: "-".join(map(str, case))
+)
 def test_output_equals_plain_decoding(target, plain, directories, case):
     run_case(target, plain, directories, case)
 

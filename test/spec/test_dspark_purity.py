@@ -62,9 +62,7 @@ def worker_of(target, drafter, **kwargs) -> DSparkWorker:
 def test_11_a_round_reads_nothing(target, tmp_path, form, width, rejection, rollback, flags):
     drafter = write_tiny_drafter(tmp_path, block_size=8, **FORMS[form])
     with FakeTensorMode():
-        worker = worker_of(
-            target, drafter, linear_rollback=rollback, speculative_use_rejection_sampling=rejection
-        )
+        worker = worker_of(target, drafter, linear_rollback=rollback, speculative_use_rejection_sampling=rejection)
         step = StepInput(torch.arange(4), width, 512, flags, LogprobRequest(3, (5, 7)))
         worker.draft(step)
         result = worker.verify(step)

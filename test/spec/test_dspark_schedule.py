@@ -42,7 +42,7 @@ from spec.test_dspark_rejection import (
 
 # -- 9: causality ----------------------------------------------------------------------------------------------------
 def emitted_law(verifies_two) -> np.ndarray:
-    """Law of the first token when x_1 = A leads to one choice of length and x_1 = B to another; p = .7/.3, q = .5/.5."""
+    """Law of the first token when x_1 = A and x_1 = B lead to different choices; p = .7/.3, q = .5/.5."""
     p, q = np.array([0.7, 0.3]), np.array([0.5, 0.5])
     law = np.zeros(2)
     for draft, probability in enumerate(q):
@@ -380,7 +380,10 @@ def test_13_calibration_error_by_hand():
 def test_13_a_table_of_another_block_size_is_refused(target, tmp_path):
     drafter = write_tiny_drafter(tmp_path / "d", block_size=4)
     file = tmp_path / "sts.json"
-    for temperatures, message in (([1.0] * 3, "3 temperatures, the drafter's block size is 4"), ([1.0, 0.0], "positive")):
+    for temperatures, message in (
+        ([1.0] * 3, "3 temperatures, the drafter's block size is 4"),
+        ([1.0, 0.0], "positive"),
+    ):
         file.write_text(json.dumps({"temperatures": temperatures}))
         with pytest.raises(ServerArgsError, match=message):
             dspark(target, drafter, speculative_dspark_confidence_sts_path=str(file))
@@ -393,8 +396,9 @@ def test_13_fit_command_writes_what_the_server_reads(target, tmp_path, capsys):
     drafter = write_tiny_drafter(tmp_path / "d", block_size=4)
     prompts, output = tmp_path / "prompts.jsonl", tmp_path / "sts.json"
     prompts.write_text("\n".join(json.dumps({"input_ids": random_prompt(9, i)}) for i in range(6)))
-    argv = ["--model-path", str(target), "--device", "cpu", "--speculative-algorithm", "DSPARK", "--prompts", str(prompts),
-            "--speculative-draft-model-path", str(drafter), "--output", str(output), "--max-new-tokens", "12"]  # fmt: skip
+    paths = {"model-path": target, "speculative-draft-model-path": drafter, "prompts": prompts, "output": output}
+    argv = [word for name, path in paths.items() for word in (f"--{name}", str(path))]
+    argv += "--device cpu --speculative-algorithm DSPARK --max-new-tokens 12".split()
     assert fit_main(argv) == 0
     data = json.loads(output.read_text())
     assert set(data) == {"dataset", "temperatures", "num_samples", "ece_before", "ece_after"}
@@ -421,6 +425,17 @@ def test_bad_step_tables_are_refused(tmp_path, content, message):
     file.write_text(json.dumps(content))
     with pytest.raises(ServerArgsError, match=message):
         read_sps_table(str(file))
+
+
+def test_a_simulated_accept_length_cannot_be_scheduled(target, tmp_path, monkeypatch):
+    monkeypatch.setenv("SGLANG_SIMULATE_ACC_LEN", "3.5")
+    drafter = write_tiny_drafter(tmp_path, block_size=8)
+    harness = dspark(target, drafter)
+    harness.run(request("r", random_prompt(9, 1), max_new_tokens=60))
+    assert 3 <= harness.core.stats.avg_accept_length <= 4
+    monkeypatch.setenv("SGLANG_RAGGED_VERIFY_MODE", "compact")
+    with pytest.raises(ValueError, match="SGLANG_SIMULATE_ACC_LEN"):
+        dspark(target, drafter)
 
 
 def test_scheduling_needs_a_confidence_head_and_a_known_mode(target, tmp_path, monkeypatch):

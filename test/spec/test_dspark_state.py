@@ -102,9 +102,7 @@ def test_state_after_every_commit_is_bit_equal_to_plain_decoding(
     table = tmp_path / "sps.json"
     table.write_text('{"sample_batch_tokens": [1], "sample_steps_per_sec": [1]}')
     drafter = write_tiny_drafter(tmp_path, block_size=block)
-    harness = dspark(
-        target, drafter, linear_rollback=rollback, speculative_dspark_sps_table_path=str(table), **EXACT
-    )
+    harness = dspark(target, drafter, linear_rollback=rollback, speculative_dspark_sps_table_path=str(table), **EXACT)
     oracle = Oracle(harness, {"r": (len(PROMPT), ids)}, VOCAB)
     if verify == "static":
         harness.use_drafter(oracle)
@@ -126,7 +124,7 @@ def test_state_after_every_commit_is_bit_equal_to_plain_decoding(
 @pytest.mark.parametrize("attention", [{}, MLA], ids=["dense", "mla"])
 @pytest.mark.parametrize("drafts", ["own", "oracle"])
 def test_drafter_cache_holds_exactly_one_entry_per_committed_token(target, plain, tmp_path, attention, drafts):
-    """Whatever was drafted and rejected, the cache is that of injecting the features of the committed tokens at once."""
+    """Whatever was drafted and rejected: the cache is that of injecting the committed tokens' features at once."""
     harness = dspark(target, write_tiny_drafter(tmp_path, block_size=8, **attention), **EXACT)
     features = InjectedFeatures(harness)
     if drafts == "oracle":

@@ -1,4 +1,4 @@
-"""Two gloo ranks give the tokens of one with a DSPARK drafter, in every verify mode, and hold half of what is sharded."""
+"""Two gloo ranks give the tokens of one with a DSPARK drafter, and hold half of what is sharded."""
 
 from __future__ import annotations
 

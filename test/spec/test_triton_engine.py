@@ -10,12 +10,13 @@ from sgling.srt.layers import linear, logits, moe
 from sgling_kernel import dispatch
 from spec.harness import Harness, random_prompt, request
 
+LIMITS = {"expert_swiglu_limit_list": [0, 0, 0, 0.4], "share_expert_swiglu_limit_list": [0, 0, 0.5, 0.7]}
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="test/gpu runs the kernels themselves")
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
-    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), num_hidden_layers=4, **LIMITS)
 
 
 def use_kernels(monkeypatch) -> None:
@@ -28,8 +29,8 @@ def use_kernels(monkeypatch) -> None:
 
 def outcome(model_dir, **kwargs) -> dict[str, list[int]]:
     requests = [
-        request("a", random_prompt(5, 1), max_new_tokens=4),
-        request("b", random_prompt(4, 2), max_new_tokens=3),
+        request("a", random_prompt(5, 1), max_new_tokens=3),
+        request("b", random_prompt(3, 2), max_new_tokens=2),
     ]
     return {rid: outcome.ids for rid, outcome in Harness(model_dir, **kwargs).run(*requests).items()}
 

@@ -13,7 +13,7 @@ from sgling.srt.config.train_args import PretrainOptions
 from sgling.training import ops
 from sgling.training.data import BlockStream, Marks, assistant_mask, load_tokenizer, make_block
 from sgling.training.decode import Decoder
-from sgling.training.evaluate import accept_run
+from sgling.training.evaluate import accept_run, scenario_entry
 from sgling.training.export import public_tensors, read_checkpoint, round_to_disk, write_checkpoint
 from sgling.training.losses import Rows, chain_hiddens, joint_losses, rows_layout, targets
 from sgling.training.model import Pico
@@ -176,6 +176,21 @@ def test_loss_falls_and_trunk_is_frozen_in_the_nextn_stage(tmp_path):
     assert not torch.equal(
         dict(public_tensors(more.model))["model.layers.2.eh_proj.weight"], trunk["model.layers.2.eh_proj.weight"]
     )
+
+
+def test_second_run_from_the_same_seed_gives_the_same_weights(tmp_path):
+    first, second = (train(miniature(tmp_path, name, steps=3, nextn_steps=2)) for name in ("first", "second"))
+    for (name, a), (_, b) in zip(public_tensors(first.model), public_tensors(second.model), strict=True):
+        assert torch.equal(a, b), name
+    other = train(miniature(tmp_path, "other", steps=3, nextn_steps=2, seed="other"))
+    assert not torch.equal(first.model.head, other.model.head)
+
+
+def test_score_card_of_the_training_forward(model):
+    entry = scenario_entry(model, load_tokenizer(), "small_talk", count=2, length=80)
+    assert entry["held_out"]["answers"] == 2
+    assert entry["held_out"]["accept_length"] == entry["accept_length_by_width"]["4"] >= 1
+    assert list(entry["accept_length_by_width"]) == ["2", "4", "6", "8"] and len(entry["acceptance_by_position"]) == 7
 
 
 def test_resumed_run_gives_the_same_weights(tmp_path):

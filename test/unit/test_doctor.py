@@ -40,10 +40,11 @@ def test_refusals_and_notices_are_listed():
         "internal_states": [{"refused_fast_paths": {"moe.grouped": "odd rows"}}],
         "notices": ["--x accepted without effect"],
         "needs_cpu_seq_lens": True,
+        "pinning_backends": ["FlashInferMLABackend"],
         "ignored_tensors": ["junk"],
     }
     text = warnings_section(info)
-    assert all(part in text for part in ("moe.grouped: odd rows", "--x accepted", "one blocking read per step", "junk"))
+    assert all(part in text for part in ("moe.grouped: odd rows", "--x accepted", "FlashInferMLABackend needs", "junk"))
     assert section("Empty", []) == "Empty\n  none"
 
 
@@ -68,6 +69,9 @@ def test_a_model_is_examined_and_its_floor_recorded(random_pico, capsys, monkeyp
         assert f"\n{title}" in f"\n{shown}"
     assert "break-even accept length of width 2: " in shown
     assert list(json.loads((random_pico / "acceptance.json").read_text())["accept_lengths"]) == ["NEXTN-2"]
+    assert main([*argv.split(), "--speculative-depth", "auto"]) == 0
+    shown = capsys.readouterr().out
+    assert "auto, at most 1" in shown and "break-even accept length of width 2" in shown
     Acceptance(("a b c",), {"NEXTN-2": 9.0}).write(random_pico)
     assert main(argv.split()) == 1
     assert "FAILED, the drafter accepts too little" in capsys.readouterr().out

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
 import sgling
+from sgling.srt.managers.detokenizer import IncrementalDetokenizer
 from sgling.srt.managers.finish import FinishChecker
+from sgling.srt.managers.io_struct import FinishReason
 from sgling.srt.managers.text_codec import TextCodec
 from sgling.srt.sampling.sampling_params import SamplingParams
 
@@ -72,6 +75,25 @@ def test_ignore_eos_ignores_eos_but_not_the_requests_own_stop_ids(tokenizer):
     assert run(tokenizer, eos=frozenset({ids[3]}))[1].matched == ids[3]
     assert run(tokenizer, eos=frozenset({ids[3]}), ignore_eos=True)[1] is None
     assert run(tokenizer, eos=frozenset({ids[3]}), ignore_eos=True, stop_token_ids=[ids[3]])[1].matched == ids[3]
+
+
+def test_a_stop_is_seen_in_the_text_the_client_sees_also_amid_broken_characters(tokenizer):
+    """Cases C01, C04: a token may complete a stop and begin a character whose rest never comes."""
+    codec, rng = TextCodec(tokenizer), random.Random(0)
+    bytes_only = [i for i in range(tokenizer.get_vocab_size()) if len(codec.token_bytes(i)) <= 2]
+    for _ in range(200):
+        ids = rng.choices(bytes_only, k=40)
+        shown = codec.decode(ids)
+        stop = shown[(at := rng.randrange(len(shown) // 2)) : at + 2]
+        if "\ufffd" in stop:
+            continue
+        params = SamplingParams(stop=[stop])
+        checker = FinishChecker(params, 10_000, frozenset(), codec)
+        count = next(n for n, token in enumerate(ids, 1) if checker.check(token, n))
+        assert stop in codec.decode(ids[:count]) and stop not in codec.decode(ids[: count - 1])
+        reason = FinishReason(type="stop", matched=stop)
+        text = IncrementalDetokenizer(codec, params, hold_back=True).push(ids[:count], reason)
+        assert text == shown[: shown.find(stop)]
 
 
 def test_text_stops_without_a_tokenizer_are_refused():

@@ -110,9 +110,12 @@ async def _server_subject(args: SweepArgs) -> Subject:
     name = await wait_until_ready(url, headers, READY_S)
     tokenizer, directory = await load_tokenizer(None, url, headers)
     target = HttpTarget(url, headers=headers)
-    width = (await target.info()).get("speculative_num_draft_tokens")
+    info = await target.info()
+    width = info.get("speculative_num_draft_tokens")
     if not width:
         raise BenchError(f"the server at {url} does not speculate")
+    if info.get("speculative_depth") not in (None, "fixed"):
+        raise BenchError(f"the server at {url} chooses its own widths; start it with --speculative-depth fixed")
     return Subject(target, min(width, args.max_steps + 1), make_prompts(args, tokenizer, directory), name)
 
 

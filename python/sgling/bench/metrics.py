@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sgling.bench.result import RequestResult
+from sgling.srt.observability.acceptance import position_rates
 
 STATISTICS = ("mean", "median", "std", "p90", "p95", "p99")
 _PHASES = 100  # positions of the one-second grid that are tried for the peak's band
@@ -61,8 +62,7 @@ class Speculation(NamedTuple):
     @property
     def position_rates(self) -> list[float | None]:
         """Share of drafts accepted at position 1 ... K among those whose predecessors were accepted."""
-        reached = list(accumulate(reversed(self.histogram)))[::-1]
-        return [after / before if before else None for before, after in zip(reached, reached[1:], strict=False)]
+        return position_rates(self.histogram)
 
 
 @dataclass(frozen=True)

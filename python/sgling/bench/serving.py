@@ -80,7 +80,11 @@ async def run_once(args: BenchServingArgs, target: HttpTarget, prompts: list[Pro
     before = await target.info()
     progress = Progress(len(prompts), enabled=not args.disable_tqdm)
     load = Load(args.max_concurrency, args.request_rate, args.seed)
+    if args.profile:
+        await target.post("/start_profile")
     results, duration, info = await measure(target, prompts, options, load, progress.add)
+    if args.profile:
+        await target.post("/stop_profile")
     progress.close()
     metrics = compute_metrics(results, duration, _retokenized(results, target.tokenizer))
     if metrics.speculation.accept_length is None and metrics.completed:

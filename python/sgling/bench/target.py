@@ -90,10 +90,13 @@ class HttpTarget:
 
     async def flush(self) -> None:
         """See :class:`Target`."""
-        path = self.backend.flush_path
-        answer = await fetch("POST", f"{self.url}{path}?timeout={self._flush_timeout_s:g}", headers=self.headers)
+        await self.post(f"{self.backend.flush_path}?timeout={self._flush_timeout_s:g}")
+
+    async def post(self, path: str) -> None:
+        """An order without a body. Raises :class:`BenchError` unless it is obeyed."""
+        answer = await fetch("POST", f"{self.url}{path}", headers=self.headers)
         if answer.status != 200:
-            raise BenchError(f"{path} answered {answer.status}: {answer.body.decode(errors='replace')}")
+            raise BenchError(f"{path.split('?')[0]} answered {answer.status}: {answer.body.decode(errors='replace')}")
 
 
 class EngineTarget:

@@ -9,15 +9,13 @@ from tokenizers import Tokenizer
 
 from .checks import judge
 from .decode import Decoder
-from .generator.base import HELD_OUT, NEW_FAMILY, NEW_PROMPT, Sample
-from .generator.mix import SCENARIOS, draw, render_prompt
+from .generator.base import HELD_OUT, Sample
+from .generator.mix import SCENARIOS, render_prompt
 from .losses import Rows, chain_hiddens, rows_layout
 from .model import Pico
 from .ops import linear
+from .scorecard import WIDTH, WIDTHS, accept_figures, card_samples, shares, splits_of
 from .tokenizer import EOS_ID, PAD_ID
-
-DEPTH = 7
-"""Drafts measured; the server's widest chain is 8 rows."""
 
 
 class Generated(NamedTuple):
@@ -44,12 +42,10 @@ def generate_answers(
 
 def quality(generated: Generated, tokenizer: Tokenizer, length: int) -> dict[str, float]:
     """Share of answers passing each check of their kind."""
-    totals: dict[str, list[bool]] = {}
-    for sample, prompt, answer in zip(*generated, strict=True):
-        text = tokenizer.decode(answer, skip_special_tokens=False)
-        for name, passed in judge(sample, text, len(prompt) + len(answer) <= length - 1).items():
-            totals.setdefault(name, []).append(passed)
-    return {name: round(sum(passed) / len(passed), 4) for name, passed in totals.items()}
+    return shares(
+        judge(sample, tokenizer.decode(answer, skip_special_tokens=False), len(prompt) + len(answer) <= length - 1)
+        for sample, prompt, answer in zip(*generated, strict=True)
+    )
 
 
 @torch.no_grad()
@@ -88,46 +84,39 @@ def accept_run(hits: torch.Tensor, first: int, last: int, width: int) -> list[in
     return rounds
 
 
-def accept_report(model: Pico, generated: Generated, length: int) -> dict[str, Any]:
-    """Mean accept length at widths 4 and 8, and the conditional acceptance by position at width 8."""
-    rounds: dict[int, list[int]] = {4: [], 8: []}
+def accept_histograms(model: Pico, generated: Generated, length: int) -> dict[int, list[int]]:
+    """By width: rounds by number of accepted drafts."""
+    histograms = {width: [0] * width for width in WIDTHS}
     for start in range(0, len(generated.prompts), 16):
         prompts, answers = generated.prompts[start : start + 16], generated.answers[start : start + 16]
-        hits = draft_hits(model, prompts, answers, length, DEPTH)
+        hits = draft_hits(model, prompts, answers, length, max(WIDTHS) - 1)
         for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
             last = min(len(prompt) + len(answer), length - 1)
-            for width, found in rounds.items():
-                found += accept_run(hits[row], len(prompt), last, width)
-    wide = rounds[8] or [1]
-    reached = [sum(count > step for count in wide) for step in range(8)]
-    conditional = [round(reached[step + 1] / max(1, reached[step]), 3) for step in range(7)]
-    return {
-        "accept_length_4": round(sum(rounds[4]) / max(1, len(rounds[4])), 3),
-        "accept_length_8": round(sum(wide) / len(wide), 3),
-        "acceptance_by_position": conditional,
-    }
+            for width, histogram in histograms.items():
+                for count in accept_run(hits[row], len(prompt), last, width):
+                    histogram[count - 1] += 1
+    return histograms
+
+
+def scenario_entry(model: Pico, tokenizer: Tokenizer, scenario: str, count: int, length: int) -> dict[str, Any]:
+    """The score card's entry of a scenario, and four example answers."""
+    entry: dict[str, Any] = {}
+    for split in splits_of(scenario):
+        generated = generate_answers(model, tokenizer, card_samples(scenario, split, count), length)
+        histograms = accept_histograms(model, generated, length)
+        accept = accept_figures(histograms)
+        figures = quality(generated, tokenizer, length)
+        entry[split] = figures | {"accept_length": accept["accept_length_by_width"][str(WIDTH)]}
+        if split == HELD_OUT:
+            entry |= accept
+            entry["examples"] = [
+                tokenizer.decode(prompt[-60:] + answer, skip_special_tokens=False)
+                for prompt, answer in list(zip(generated.prompts, generated.answers, strict=True))[:4]
+            ]
+    return entry
 
 
 def evaluate(model: Pico, tokenizer: Tokenizer, count: int, length: int) -> dict[str, Any]:
-    """Per scenario: quality of new prompts, held-out slots and new families; accept lengths; four example answers.
-
-    Accept lengths are measured on answers to new prompts without thinking, which is what the server sees most.
-    """
+    """The score card by scenario, ``count`` prompts a split, prompt and answer of at most ``length`` tokens."""
     model.eval()
-    report: dict[str, Any] = {}
-    for scenario in SCENARIOS:
-        samples = [draw(scenario, f"eval:{index}", NEW_PROMPT) for index in range(count)]
-        generated = generate_answers(model, tokenizer, samples, length)
-        entry: dict[str, Any] = {"new_prompt": quality(generated, tokenizer, length)}
-        plain = [index for index, sample in enumerate(generated.samples) if not sample.enable_thinking][:48]
-        subset = Generated(*([part[index] for index in plain] for part in generated))
-        entry |= accept_report(model, subset, length)
-        for split in (HELD_OUT, NEW_FAMILY) if scenario != "small_talk" else ():
-            fresh = [draw(scenario, f"eval:{index}", split) for index in range(count)]
-            entry[split] = quality(generate_answers(model, tokenizer, fresh, length), tokenizer, length)
-        entry["examples"] = [
-            tokenizer.decode(prompt[-60:] + answer, skip_special_tokens=False)
-            for prompt, answer in list(zip(generated.prompts, generated.answers, strict=True))[:4]
-        ]
-        report[scenario] = entry
-    return report
+    return {scenario: scenario_entry(model, tokenizer, scenario, count, length) for scenario in SCENARIOS}

@@ -4,9 +4,9 @@ from torch import Tensor
 
 from sgling_kernel import dispatch
 from sgling_kernel.cache_locs import reference
-from sgling_kernel.cache_locs.reference import gather_state_slots
+from sgling_kernel.cache_locs.reference import context_locs, gather_state_slots
 
-__all__ = ["gather_state_slots", "window_locs"]
+__all__ = ["context_locs", "gather_state_slots", "window_locs"]
 
 
 def window_locs(req_to_token: Tensor, req_pool_indices: Tensor, starts: Tensor, width: int) -> tuple[Tensor, Tensor]:

@@ -30,6 +30,19 @@ def window_locs(
     return torch.where(real, locs.long(), 0).flatten(), positions.flatten()
 
 
+def context_locs(
+    req_to_token: torch.Tensor, req_pool_indices: torch.Tensor, indptr: torch.Tensor, total: int
+) -> torch.Tensor:
+    """Cache slots of the leading positions of every request, one request after the other: int32 [total].
+
+    ``indptr`` integer [bs + 1] on the device: request i contributes positions 0 .. indptr[i + 1] - indptr[i] - 1;
+    ``total`` (host integer) is its last entry.
+    """
+    row = torch.arange(total, device=req_to_token.device)
+    owner = torch.searchsorted(indptr[1:].long(), row, right=True)
+    return req_to_token[req_pool_indices[owner], row - indptr[owner]].int()
+
+
 def gather_state_slots(state_slot: torch.Tensor, req_pool_indices: torch.Tensor) -> torch.Tensor:
     """Recurrent-state slot of each request: ``state_slot`` int64 [R], rows [bs] -> int64 [bs]; padded rows get 0."""
     return torch.where(req_pool_indices > 0, state_slot[req_pool_indices], 0)

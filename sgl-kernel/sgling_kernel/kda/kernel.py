@@ -1,8 +1,8 @@
 """KDA decode, verify and commit in Triton: conv, gates, l2 norm and the chain recurrence in one node.
 
 One program owns a tile of BV value rows of one head of one request and walks the rows of its window in order; the
-state tile stays in registers. Verify and commit share ``_delta``, so folding the accepted prefix gives the bits of
-decoding it. The output uses o = (S e^g) q + u (k q): both reductions of a step run together.
+state tile stays in registers. Verify and commit share ``_delta`` and are compiled without FMA contraction (which the
+compiler may place differently in each), so folding the accepted prefix gives the bits of decoding it. The output uses o = (S e^g) q + u (k q): both reductions of a step run together.
 """
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from sgling_kernel.kda.params import KDAParams, ReplayRing, StagedBuffers
 from sgling_kernel.kda.recurrence import L2_EPS
 
-VALUE_TILE = 4  # value rows per program, one warp: fastest up to six rows on the H200; part of the numerics
+VALUE_TILE = 8  # value rows per program, one warp: part of the numerics
 ROLL_BLOCK = 1024
 DECODE, STAGED, REPLAY = 0, 1, 2
 
@@ -23,7 +23,8 @@ def _delta(state, k, v, decay, beta):
     """One token of the delta rule -> (decayed state, update u, new state); state [BV, BK], k, decay [BK], v [BV]."""
     decayed = state * decay[None, :]
     update = beta * (v - tl.sum(decayed * k[None, :], 1))
-    return decayed, update, decayed + update[:, None] * k[None, :]
+    new_state = tl.fma(tl.broadcast_to(update[:, None], state.shape), tl.broadcast_to(k[None, :], state.shape), decayed)
+    return decayed, update, new_state
 
 
 @triton.jit
@@ -202,7 +203,8 @@ def _chain(qkv: Tensor, f: Tensor, b: Tensor, p: KDAParams, pools: tuple, index:
     _chain_kernel[(triton.cdiv(dim, VALUE_TILE), heads, slots.shape[0])](
         (qkv, f, b), (qkv.stride(0), f.stride(0), b.stride(0)), (p.conv_weight, p.a_log, p.dt_bias),
         conv_pool, state_pool, slots, seq_lens, out, store[:5], (p.lower_bound, dim**-0.5, L2_EPS), width,
-        H=heads, K=dim, DEPTH=store[5], MODE=mode, BK=triton.next_power_of_2(dim), BV=VALUE_TILE, num_warps=1,
+        H=heads, K=dim, DEPTH=store[5], MODE=mode, BK=triton.next_power_of_2(dim), BV=VALUE_TILE,
+        num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
@@ -270,5 +272,6 @@ def commit_replay(
     _commit_kernel[(triton.cdiv(dim, VALUE_TILE), heads, layers * bs)](
         conv_pool, state_pool, ring.x, ring.k, ring.v, ring.g, ring.beta, state_slots, seq_lens, accept_lens,
         num_slots, bs, L2_EPS,
-        H=heads, K=dim, RING=ring.x.shape[2], BK=triton.next_power_of_2(dim), BV=VALUE_TILE, num_warps=1,
+        H=heads, K=dim, RING=ring.x.shape[2], BK=triton.next_power_of_2(dim), BV=VALUE_TILE,
+        num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip

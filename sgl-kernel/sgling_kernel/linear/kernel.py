@@ -1,7 +1,9 @@
-"""Small-M matrix product in Triton: streams the weight once, fp32 accumulation in one fixed order of K.
+"""Small-M matrix products in Triton: the weight is streamed once, fp32 accumulation in one fixed order of K.
 
-A row's bits depend on that row alone for any M: K is walked in the same blocks whatever the tile of M and N is, and
-the matrix instructions accumulate in k order (measured on the H200: tiles and instruction shapes change no bit).
+A row's bits depend on that row alone for any M: how K is walked is a property of the weight's shape, and the matrix
+instructions accumulate in k order whatever the tile of M and N is (measured on the H200: tiles change no bit).
+Long, narrow products are cut into K slices, one warp each, because a chain of dependent matrix instructions over all of
+K costs more time than the weight's bytes.
 """
 
 import torch
@@ -9,11 +11,31 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-SLICES, BLOCK_K = 8, 64  # K slices (one warp each) and columns per step: part of the numerics of every decode product
+BLOCK_K = 128  # columns per step: part of the numerics of every decode product
+SLICES, SLICED_MIN_K, SLICED_MAX_OUT = 4, 2048, 16384  # likewise
 
 
 @triton.jit(do_not_specialize=["M"])
-def _small_m_kernel(
+def _whole_kernel(
+    x, w, out, M, stride_x, OUT: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr
+):
+    n = tl.program_id(0) * BN + tl.arange(0, BN)
+    m = (tl.program_id(1) * BM + tl.arange(0, BM)).to(tl.int64)
+    k = tl.arange(0, BK)
+    x_at = x + m[:, None] * stride_x + k[None, :]
+    w_at = w + n.to(tl.int64)[None, :] * K + k[:, None]
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for start in range(0, K, BK):
+        inside = k < K - start
+        rows = tl.load(x_at + start, mask=(m < M)[:, None] & inside[None, :], other=0.0)
+        weights = tl.load(w_at + start, mask=(n < OUT)[None, :] & inside[:, None], other=0.0)
+        acc = tl.dot(rows, weights, acc, input_precision="ieee")
+    mask = (m < M)[:, None] & (n < OUT)[None, :]
+    tl.store(out + m[:, None] * OUT + n[None, :], acc.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit(do_not_specialize=["M"])
+def _sliced_kernel(
     x,
     w,
     out,
@@ -46,16 +68,21 @@ def _small_m_kernel(
 
 def small_m_linear(x: Tensor, w: Tensor, out_dtype: torch.dtype) -> Tensor:
     """x [M, K] (rows may be strided) times w [O, K] transposed -> [M, O] in ``out_dtype``."""
-    count, width = x.shape
-    outputs = w.shape[0]
+    (count, width), outputs = x.shape, w.shape[0]
     out = torch.empty(count, outputs, dtype=out_dtype, device=x.device)
     bm = 16 if count <= 16 else 32
-    bn = 32 if outputs >= 4096 else 16
+    if width >= SLICED_MIN_K and outputs < SLICED_MAX_OUT:
+        grid = (triton.cdiv(outputs, 16), triton.cdiv(count, bm))
+        _sliced_kernel[grid](
+            x, w, out, count, x.stride(0), OUT=outputs, K=width, KS=triton.cdiv(width, SLICES * BLOCK_K) * BLOCK_K,
+            S=SLICES, BM=bm, BN=16, BK=BLOCK_K, num_warps=SLICES, num_stages=3 if outputs >= 4096 else 4,
+        )  # fmt: skip
+        return out
+    bn = 64 if outputs >= SLICED_MAX_OUT else 32
     grid = (triton.cdiv(outputs, bn), triton.cdiv(count, bm))
-    _small_m_kernel[grid](
-        x, w, out, count, x.stride(0), OUT=outputs, K=width, KS=triton.cdiv(width, SLICES * BLOCK_K) * BLOCK_K,
-        S=SLICES, BM=bm, BN=bn, BK=BLOCK_K, num_warps=SLICES, num_stages=3,
-    )  # fmt: skip
+    _whole_kernel[grid](
+        x, w, out, count, x.stride(0), OUT=outputs, K=width, BM=bm, BN=bn, BK=BLOCK_K, num_warps=4, num_stages=5
+    )
     return out
 
 

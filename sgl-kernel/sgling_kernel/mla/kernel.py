@@ -2,7 +2,8 @@
 
 Decode walks fixed splits of ``SPLIT`` positions from position 0, dealt round robin to ``PROGRAMS`` programs per row
 tile, and stops at the device length: neither the work nor the bits depend on the page table's width. Each row's bits
-depend on that row alone: tiles, the order of splits and the combine are constants.
+depend on that row alone: tiles, the order of splits and the combine are constants. Positions no row sees are never loaded, and
+``prepare`` stores finite values only, so that a masked row of the window meets probability 0 with a finite value.
 """
 
 import torch
@@ -12,9 +13,9 @@ from torch import Tensor
 
 from sgling_kernel.mla.context import PagedContext
 
-SPLIT, PROGRAMS, ROW_TILE, KV_TILE = 128, 64, 16, 64  # part of the numerics
+SPLIT, PROGRAMS, ROW_TILE, KV_TILE = 64, 128, 16, 32  # part of the numerics
 LOG2E = 1.4426950408889634
-COMBINE_COLUMNS = 128
+COMBINE_COLUMNS = 64
 
 
 @triton.jit(do_not_specialize=["W"])
@@ -57,8 +58,7 @@ def _split_kernel(
             factor = tl.exp2(peak - anchor)
             prob = tl.exp2(score - anchor[:, None])
             mass = mass * factor + tl.sum(prob, 1)
-            value = tl.where(tl.abs(kv) < float("inf"), kv, 0.0)  # what a row does not see may hold NaN
-            acc = tl.dot(prob.to(kv.dtype), value.to(kv.dtype), acc * factor[:, None], input_precision="ieee")
+            acc = tl.dot(prob.to(kv.dtype), kv, acc * factor[:, None], input_precision="ieee")
             peak = new_peak
     if program * SPLIT < total:
         part = (request.to(tl.int64) * P + program) * (W * H) + m
@@ -141,6 +141,7 @@ def _prepare_kernel(
         value = tl.load(latent + n * stride_latent + c, mask=c < LATENT, other=0.0).to(tl.float32)
         scale = tl.rsqrt(tl.sum(value * value, 0) / LATENT + eps)
         value = value * scale * tl.load(weight + c, mask=c < LATENT, other=0.0).to(tl.float32)
+        value = tl.where(tl.abs(value) < float("inf"), value, 0.0)
         tl.store(row + c, value.to(kv_pool.dtype.element_ty), mask=c < LATENT)
         target = row + LATENT + 2 * half
     tl.store(target, turned.to(kv_pool.dtype.element_ty), mask=inside)
@@ -158,7 +159,7 @@ def mla_decode(q_lat: Tensor, q_pe: Tensor, kv_pool: Tensor, ctx: PagedContext, 
         ctx.seq_lens, part_out, part_ml, ctx.req_to_token.stride(0), scale * LOG2E, width,
         H=heads, LATENT=latent, ROPE=rope, BL=max(16, triton.next_power_of_2(latent)),
         BR=max(16, triton.next_power_of_2(rope)), BM=ROW_TILE, BN=KV_TILE, SPLIT=SPLIT, P=PROGRAMS,
-        num_warps=8, num_stages=2,
+        num_warps=4, num_stages=3,
     )  # fmt: skip
     columns = min(COMBINE_COLUMNS, triton.next_power_of_2(latent))
     _combine_kernel[(width * heads, triton.cdiv(latent, columns), bs)](

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sgling_kernel.moe.weights import ExpertWeights
 
-UP_ROWS, UP_K, UP_WARPS = 8, 512, 2  # rows of w13 (4 gate/up pairs) and columns per step: part of the numerics
+UP_ROWS, UP_K, UP_WARPS = 4, 512, 1  # rows of w13 (2 gate/up pairs) and columns per step: part of the numerics
 DOWN_ROWS = 16
 COMBINE_COLUMNS = 1024
 

@@ -1,4 +1,4 @@
-"""Rotary embedding, plain torch: interleaved (GPT-J) or half-split (NeoX) pairs, fp32 table and product, one rounding."""
+"""Rotary embedding, plain torch: interleaved (GPT-J) or half-split (NeoX) pairs, fp32 table, one rounding."""
 
 import torch
 from torch import Tensor

@@ -1,8 +1,8 @@
 """Lossless p/q rejection for drafts that were sampled from a known distribution (facts/dspark.md §2.8).
 
-The emitted tokens follow the target's distribution exactly, whatever the drafter's; unlike sampled verify, a seed's text
-depends on the drafts. Every draw of a round is keyed by the round's start, which never repeats, so that no noise is used
-twice and a width chosen from earlier rounds cannot lean on draws of this one.
+The emitted tokens follow the target's distribution exactly, whatever the drafter's; unlike sampled verify, a seed's
+text depends on the drafts. Every draw of a round is keyed by the round's start, which never repeats, so that no noise
+is used twice and a width chosen from earlier rounds cannot lean on draws of this one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NO_MASS = 1e-8
 
 
 def round_seed(seed: torch.Tensor, starts: torch.Tensor, purpose: str) -> torch.Tensor:
-    """Noise seed int64 [bs] of one purpose (draft, accept, bonus) in the round that starts at length ``starts`` [bs]."""
+    """Noise seed int64 [bs] of one purpose (draft, accept, bonus) in the round that starts at lengths ``starts``."""
     return (seed ^ (_STREAMS[purpose] << 24)) + starts * _START
 
 

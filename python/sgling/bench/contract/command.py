@@ -18,8 +18,9 @@ from sgling.bench.gate.golden import Golden, facts_of, packaged_file
 from sgling.bench.gate.subject import OpenSubject, open_subject
 from sgling.bench.target import BenchError
 from sgling.srt.config.gate_args import ContractArgs
+from sgling.srt.config.model_path import DEFAULT_MODEL
 
-PACKAGED_CONTRACT = "ling3-pico.contract.yaml"
+PACKAGED_CONTRACT = f"{DEFAULT_MODEL}.contract.yaml"
 
 
 async def _checks(contract: Contract, subject: OpenSubject, short: bool) -> list[Check]:

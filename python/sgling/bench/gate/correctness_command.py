@@ -16,16 +16,19 @@ from sgling.bench.http_stream import HttpStatusError
 from sgling.bench.target import BenchError, HttpTarget
 from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.config.gate_args import CorrectnessArgs
+from sgling.srt.config.model_path import DEFAULT_MODEL
 
-PACKAGED_GOLDEN = "ling3-pico.golden.json"
+PACKAGED_GOLDEN = f"{DEFAULT_MODEL}.golden.json"
 ERRORS = (BenchError, HttpStatusError, OSError, ValueError, ServerArgsError, RuntimeError)
 
 
 async def run_checks(args: CorrectnessArgs) -> list[Check]:
     """Every check of the gate."""
-    golden = Golden.load(args.golden or packaged_file(PACKAGED_GOLDEN))
     plain = HttpTarget(args.plain_url.rstrip("/"), headers=authorized(args.headers)) if args.plain_url else None
     async with open_subject(args, with_tokenizer=False) as subject:
+        if args.golden is None and subject.model != DEFAULT_MODEL:
+            raise BenchError(f"the packaged golden is {DEFAULT_MODEL}'s; give --golden FILE for {subject.model}")
+        golden = Golden.load(args.golden or packaged_file(PACKAGED_GOLDEN))
         return await check_all(subject.target, golden, plain, Limits(args.accept_tolerance, args.argmax_margin))
 
 

@@ -45,7 +45,9 @@ class ScheduleArgs:
 class KernelArgs:
     """Back-end names users copy, all mapped to this build's kernels."""
 
-    attention_backend: str | None = hint(None, _ONE_KERNEL)
+    attention_backend: str | None = hint(
+        None, f"{_ONE_KERNEL}, except flashinfer (opt-in, extra flashinfer): it pins the host", neutral=("flashinfer",)
+    )
     decode_attention_backend: str | None = hint(None, _ONE_KERNEL)
     prefill_attention_backend: str | None = hint(None, _ONE_KERNEL)
     linear_attn_backend: str = hint("triton", _ONE_KERNEL)

@@ -29,7 +29,7 @@ class SpeculativeArgs:
     speculative_num_draft_tokens: int | None = flag(None, "verify width with the root token: steps + 1")
     enable_linear_replayssm_spec: bool = flag(False, "roll recurrent states back by replay (the default on a GPU)")
     linear_replayssm_cache_len: int | None = flag(
-        None, "ring length of replay: a power of two, at least twice the verify width; default 16, DSPARK: what it needs"
+        None, "ring length of replay: a power of two, at least twice the verify width; default 16, DSPARK: as needed"
     )
     linear_rollback: str | None = flag(
         None, "how recurrent states are rolled back; default replay, on a CPU staged", choices=("replay", "staged")

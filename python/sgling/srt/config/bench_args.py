@@ -99,6 +99,7 @@ class BenchServingArgs(ServerAddress):
         choices=CACHE_STATES,
     )
     warmup_requests: int = flag(1, "copies of the first request to send before the run")
+    profile: bool = flag(False, "have the server profile the run (/start_profile, /stop_profile)")
     disable_tqdm: bool = flag(False, "no progress bar")
     tag: str | None = flag(None, "free text kept in the output file")
     output_file: str | None = flag(None, "JSONL file to append to; default: a name from backend, date and lengths")

@@ -29,7 +29,12 @@ def read_attention(raw: Mapping[str, Any]) -> dict[str, int]:
     if raw.get("kv_lora_rank") is not None:
         if raw.get("q_lora_rank") is not None:
             raise ModelConfigError(f"config.json: q_lora_rank={raw['q_lora_rank']!r}: not built for DSpark drafters")
-        names = {"latent": "kv_lora_rank", "nope": "qk_nope_head_dim", "rope": "qk_rope_head_dim", "v_dim": "v_head_dim"}
+        names = {
+            "latent": "kv_lora_rank",
+            "nope": "qk_nope_head_dim",
+            "rope": "qk_rope_head_dim",
+            "v_dim": "v_head_dim",
+        }
         return {"heads": heads, **{name: read_positive(raw, key) for name, key in names.items()}}
     kv_heads = heads if raw.get("num_key_value_heads") is None else read_positive(raw, "num_key_value_heads")
     if heads % kv_heads:
@@ -88,7 +93,9 @@ def read_target_layers(raw: Mapping[str, Any]) -> tuple[int, ...]:
     listed = raw.get("target_layer_ids")
     valid = isinstance(listed, list | tuple) and listed and all(type(layer) is int for layer in listed)
     if not valid or listed[0] < -1 or any(a >= b for a, b in zip(listed, listed[1:], strict=False)):
-        raise ModelConfigError(f"config.json: target_layer_ids={listed!r}: must be layers in increasing order (-1 first)")
+        raise ModelConfigError(
+            f"config.json: target_layer_ids={listed!r}: must be layers in increasing order (-1 first)"
+        )
     return tuple(listed)
 
 

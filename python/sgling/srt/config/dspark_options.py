@@ -61,7 +61,9 @@ def dspark_options(args, drafter: DSparkConfig) -> DSparkOptions:
     asked, size = args.speculative_dspark_block_size, drafter.block_size
     drafts = size if asked is None else asked
     if not 1 <= drafts <= size:
-        raise ServerArgsError(f"--speculative-dspark-block-size {drafts}: must be 1 to {size}, the drafter's block size")
+        raise ServerArgsError(
+            f"--speculative-dspark-block-size {drafts}: must be 1 to {size}, the drafter's block size"
+        )
     mode = read_verify_mode()
     by_confidence = [f"SGLANG_RAGGED_VERIFY_MODE={mode}"] if mode != "static" else []
     by_confidence += ["--speculative-depth confidence"] if args.speculative_depth == "confidence" else []

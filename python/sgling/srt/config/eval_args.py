@@ -61,3 +61,23 @@ class ToolsArgs(EvalArgs):
     backend: str = flag(
         "sglang", "sglang = native text, sglang-oai-chat = calls as the server parses them", choices=BACKENDS
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PicoArgs(EvalArgs):
+    """The gates of the embedded model: held-out prompts through the serving path; exit status 1 names those missed."""
+
+    num_questions: int = flag(24, "prompts per scenario made of held-out words")
+    family_questions: int = flag(12, "prompts per scenario from families never trained on")
+    width_questions: int = flag(6, "held-out prompts per scenario that are asked again at every other verify width")
+    max_new_tokens: int = flag(1024, "tokens per answer, at most; an answer must end before")
+    parallel: int = flag(8, "questions in flight, at most")
+    seed: str = flag("eval", "which prompts")
+    report_only: bool = flag(False, "exit status 0 even when gates are missed")
+    json: str | None = flag(None, "file for the machine-readable result")
+
+    def error(self) -> str | None:
+        """What is wrong with the flags together."""
+        if not 0 < self.width_questions <= self.num_questions or self.family_questions <= 0:
+            return "--family-questions must be positive, --width-questions in 1 ... --num-questions"
+        return super().error()

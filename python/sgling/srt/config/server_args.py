@@ -103,6 +103,7 @@ class ServerArgs(
         spec = resolve_spec_config(self, is_embedded(self.model_path))
         _refuse_unbuilt(self)
         _check_ranges(self)
+        _check_attention(self, spec)
         notices = _hint_notices(self)
         for notice in notices:
             logger.warning("%s", notice)
@@ -177,6 +178,11 @@ def _speculative_fields(spec: SpecConfig) -> dict:
         "linear_rollback": spec.rollback,
         "linear_replayssm_cache_len": spec.ring_length or None if spec.rollback == "replay" else None,
     }
+
+
+def _check_attention(args: ServerArgs, spec: SpecConfig) -> None:
+    if args.attention_backend == "flashinfer" and spec.algorithm == "NEXTN":
+        raise ServerArgsError("--attention-backend flashinfer: not built for NEXTN, only for DSPARK or no speculation")
 
 
 # (flag, smallest, largest or None, further accepted values); None always means "not given" and is skipped.

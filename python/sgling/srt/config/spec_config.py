@@ -143,9 +143,7 @@ def complete_spec_config(args, drafter: DSparkConfig) -> SpecConfig:
     ring = max(DEFAULT_RING_LENGTH, 1 << (2 * width - 1).bit_length())
     rollback, ring = _resolve_rollback(args, width, ring)
     table = _checked_table(args.spec.depth_table, width)
-    return replace(
-        args.spec, width=width, rollback=rollback, ring_length=ring, depth_table=table, dspark=options
-    )
+    return replace(args.spec, width=width, rollback=rollback, ring_length=ring, depth_table=table, dspark=options)
 
 
 def _resolve_dspark(args) -> SpecConfig:

@@ -10,6 +10,8 @@ from sgling.srt.config.flags import flag
 from sgling.srt.config.server_args import ServerArgs
 from sgling.srt.config.spec_config import MAX_WIDTH
 
+_CHOOSING = ("speculative_depth", "speculative_depth_table", "speculative_adaptive")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SweepArgs(ServerArgs):
@@ -43,4 +45,10 @@ class SweepArgs(ServerArgs):
 
     def engine_flags(self) -> dict:
         """Keyword arguments of the engine that is swept: drafts as deep as the grid goes."""
-        return {**self.given(), "speculative_algorithm": "NEXTN", "speculative_num_steps": self.max_steps}
+        return {**at_fixed_depth(self), "speculative_algorithm": "NEXTN", "speculative_num_steps": self.max_steps}
+
+
+def at_fixed_depth(args: ServerArgs) -> dict:
+    """Engine keyword arguments of ``args`` with every step as wide as its request allows: what a measurement needs."""
+    given = args.given()
+    return {name: value for name, value in given.items() if name not in _CHOOSING}

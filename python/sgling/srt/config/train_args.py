@@ -51,3 +51,11 @@ class TokenizerOptions(_Command):
 
     output: Path | None = flag(None, "folder to write to; default: the embedded model")
     documents: int = flag(30_000, "documents to train on")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistinctOptions(_Command):
+    """Counts how many samples of the generator are distinct."""
+
+    samples: int = flag(1_000_000, "samples to draw per scenario")
+    scenario: list[str] | None = flag(None, "scenarios to draw from; default: all but small talk")

@@ -46,6 +46,7 @@ class ForwardBatch(NamedTuple):
         prefix_len: number of committed tokens before the chunk; prefill only, else 0.
         kv_bound: host upper bound of every attended length (>= seq_len + width); context length under graphs.
         ragged: verify of windows of unequal length: the rows are packed, ``width`` is the longest; else None.
+        seq_lens_cpu: ``seq_lens`` as host integers, where an attention backend declares that it needs them.
     """
 
     mode: ForwardMode
@@ -59,6 +60,7 @@ class ForwardBatch(NamedTuple):
     prefix_len: int
     kv_bound: int
     ragged: RaggedVerifyLayout | None = None
+    seq_lens_cpu: tuple[int, ...] | None = None
 
 
 class ModelOutput(NamedTuple):

@@ -30,6 +30,7 @@ class StepInput(NamedTuple):
         logprobs: what to return, or None.
         verify_rows: rows that verify may spend over the whole batch, at least one per request; they go to the drafts
             most likely to survive. None: ``width`` rows for everybody, and no confidences are computed.
+        seq_lens_cpu: exact committed lengths, only where an attention backend needs them on the host.
     """
 
     req_pool_indices: torch.Tensor
@@ -38,6 +39,7 @@ class StepInput(NamedTuple):
     flags: NamedTuple
     logprobs: LogprobRequest | None
     verify_rows: int | None = None
+    seq_lens_cpu: tuple[int, ...] | None = None
 
 
 class PrefillInput(NamedTuple):

@@ -119,7 +119,8 @@ class Server:
                 await self._wait_for_end()
             ending = await self._end()
         except Exception:
-            logger.exception("The server failed")
+            if self._manager is None or self._manager.died is None:  # a scheduler has logged its own failure
+                logger.exception("The server failed")
         finally:
             await self._shut_down(STOP_GRACE_S if ending is Ending.DRAINED else ANSWER_GRACE_S)
         return ending

@@ -50,9 +50,7 @@ class StopMatcher:
 class FinishChecker:
     """Stop rules of one request."""
 
-    def __init__(
-        self, params: SamplingParams, max_new_tokens: int, eos_ids: frozenset[int], codec: TextCodec | None
-    ):
+    def __init__(self, params: SamplingParams, max_new_tokens: int, eos_ids: frozenset[int], codec: TextCodec | None):
         self._max_new_tokens = max_new_tokens
         self._stop_ids = frozenset(params.stop_token_ids or ()) | (frozenset() if params.ignore_eos else eos_ids)
         wants_text = bool(params.stop or params.stop_regex)

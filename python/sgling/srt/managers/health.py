@@ -15,7 +15,7 @@ from sgling.srt.managers.channel import TokenizerChannel
 from sgling.srt.managers.io_struct import AbortReq, GetInternalStateReq, TokenizedGenerateReqInput
 from sgling.srt.sampling.sampling_params import SamplingParams
 
-HEALTH_RID_PREFIX = "HEALTH_CHECK"  # the scheduler keeps such requests out of statistics and caches
+HEALTH_RID_PREFIX = "HEALTH_CHECK"  # no client may use such ids
 
 
 class HealthProbe:

@@ -54,6 +54,7 @@ class Scheduler:
         stepper = self.graphs or self.worker
         depth = create_depth_policy(server_args.spec, runner, stepper)
         self.core = SchedulerCore(server_args, runner, Inbox(channel, parallel, server_args.random_seed), depth)
+        self.core.graph_bytes = self.graphs.report.pool_bytes if self.graphs else 0
         self.intake = RequestIntake(self.core, tokenizer, SchedulerProfiler(self))
         budget = create_budget(server_args.spec, runner, self.worker)
         self.steps = StepBuilder(runner, stepper, self.core.clock, budget)
@@ -72,9 +73,14 @@ class Scheduler:
 
     def run(self) -> None:
         """Serve until a :class:`ShutdownReq` arrives."""
-        loop = event_loop_normal if self.core.args.disable_overlap_schedule else event_loop_overlap
+        loop = event_loop_overlap if self.overlaps else event_loop_normal
         with torch.inference_mode(), self.core.runner.on_forward_stream():
             loop(self)
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a step is launched before the previous result is known: not when the host needs exact lengths."""
+        return not (self.core.args.disable_overlap_schedule or self.core.runner.needs_cpu_seq_lens)
 
     @property
     def stopped(self) -> bool:

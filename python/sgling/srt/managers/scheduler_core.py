@@ -37,6 +37,7 @@ class SchedulerCore:
         self.streamer = OutputStreamer(args.stream_interval, args.spec.enabled)
         self.results = ResultProcessor(self.resources, self.streamer, self.stats, depth)
         self.decode_steps = self.decode_steps_width1 = self.decode_steps_eager = self.decode_steps_fallback = 0
+        self.graph_bytes = 0  # device memory that CUDA graphs hold
         self.integrity_checked = True
         self.stopped = False
 

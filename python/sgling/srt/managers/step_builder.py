@@ -58,6 +58,7 @@ class StepBuilder:
             flags=self._runner.sampling.flags_for(rows),
             logprobs=logprobs,
             verify_rows=self._verify_rows(batch, width),
+            seq_lens_cpu=self._host_lengths(batch),
         )
         self._runner.begin_step(step.verify_rows or len(rows) * width)
         with self._clock.step():
@@ -73,6 +74,12 @@ class StepBuilder:
         for history in histories:
             history.begin()
         return rows
+
+    def _host_lengths(self, batch: list[Req]) -> tuple[int, ...] | None:
+        """Exact lengths where a backend needs them: no step is in flight then, so the host's are up to date."""
+        if not self._runner.needs_cpu_seq_lens:
+            return None
+        return tuple(req.kv_committed_len for req in batch)
 
     def _device_rows(self, rows: list[int]) -> torch.Tensor:
         """int64 [bs] on the device; an unchanged batch sends nothing."""

@@ -57,8 +57,15 @@ class TextCodec:
 
 
 def load_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer of a directory, without any truncation or padding that its file may ask for."""
-    tokenizer = Tokenizer.from_file(str(directory / TOKENIZER_FILE))
+    """The tokenizer of a directory, without any truncation or padding that its file may ask for.
+
+    Raises ValueError naming the file when it cannot be read.
+    """
+    path = directory / TOKENIZER_FILE
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f"{path}: not a tokenizer: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

@@ -23,6 +23,7 @@ from sgling_kernel.sampling import SamplingFlags
 logger = logging.getLogger(__name__)
 
 WARM_UPS = 2
+CAPTURED_ALGORITHMS = (None, "NEXTN")
 VARIANTS = (
     SamplingFlags(),
     SamplingFlags(sampled=True),
@@ -87,9 +88,12 @@ def batch_buckets(largest: int) -> tuple[int, ...]:
 
 def capture_graphs(args: ServerArgs, runner: ModelRunner, worker: GraphableWorker) -> GraphRunner | None:
     """Capture what a server's decode steps need; None on a CPU, under tensor parallelism and when switched off."""
-    if runner.device != "cuda" or runner.parallel.size > 1:
+    if runner.device != "cuda" or runner.parallel.size > 1 or runner.needs_cpu_seq_lens:
         return None
     if args.disable_cuda_graph or args.disable_decode_cuda_graph:
+        return None
+    if args.spec.algorithm not in CAPTURED_ALGORITHMS:
+        logger.warning("%s decode steps run without CUDA graphs: capture is not tested for them", args.spec.algorithm)
         return None
     largest = min(args.cuda_graph_max_bs_decode or runner.plan.max_running_requests, runner.plan.max_running_requests)
     buckets = args.cuda_graph_bs_decode or batch_buckets(largest)

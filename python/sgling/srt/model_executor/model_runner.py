@@ -20,9 +20,10 @@ from sgling.srt.mem_cache.kv_pool import MLATokenToKVPool
 from sgling.srt.mem_cache.linear_state_pool import LinearStatePool, LinearStateShape, replay_ring, staged_buffers
 from sgling.srt.mem_cache.memory_pools import MemoryPools
 from sgling.srt.mem_cache.req_to_token import ReqToTokenPool
+from sgling.srt.model_executor.attention_choice import use_flashinfer
 from sgling.srt.model_executor.cpu_threads import CpuThreads
 from sgling.srt.model_executor.device_clock import DeviceClock
-from sgling.srt.model_executor.memory_plan import draft_kv_shape, free_memory, make_plan
+from sgling.srt.model_executor.memory_plan import DraftKVShape, draft_kv_shape, free_memory, make_plan
 from sgling.srt.model_executor.result_copy import ResultHandle
 from sgling.srt.model_loader.draft_inventory import draft_weight_bytes
 from sgling.srt.model_loader.draft_loader import get_drafter
@@ -72,7 +73,7 @@ class ModelRunner:
         self._start_streams()
 
     def _start_streams(self) -> None:
-        """Forward and copy stream of a GPU; everything that writes is on one stream, so rows and slots can be reused."""
+        """Forward and copy stream of a GPU; all writes are on one stream, so rows and slots can be reused."""
         self.forward_stream = self._copy_stream = self.device_clock = self._copy_done = None
         if self.device != "cuda":
             return
@@ -94,6 +95,8 @@ class ModelRunner:
             source = LoadConfig(str(drafter_dir(args)), load_format)
             self.draft_model, report = get_drafter(drafter, source, self.model)
             self.load_report = self.load_report.joined(report)
+        if args.attention_backend == "flashinfer":
+            use_flashinfer(self.model, self.draft_model, self.dtype)
 
     def _allocate(self, args: ServerArgs) -> None:
         config, plan, device, dtype = self.model_config, self.plan, self.device, self.dtype
@@ -106,11 +109,10 @@ class ModelRunner:
         )
         state = LinearStatePool(shape, plan.max_running_requests, dtype, device)
         row, slots = config.kv_row_dim, plan.max_total_tokens
-        draft = draft_kv_shape(config, args)
         self.pools = MemoryPools(
             req_to_token=self.req_to_token.table,
             kv=MLATokenToKVPool(config.mla_layer_ids, slots, row, dtype, device),
-            draft_kv=MLATokenToKVPool(draft.layer_ids, slots, draft.row_dim, dtype, device) if draft.layer_ids else None,
+            draft_kv=self._draft_pool(draft_kv_shape(config, args)),
             state=state,
             rollback=_rollback_store(args, state),
         )
@@ -120,11 +122,22 @@ class ModelRunner:
         self.sampling = SamplingBuffers(rows, vocab_size, device, vocab_start)
         self.reduce: ShardReduce = SingleShard() if self.parallel.size == 1 else VocabShardReduce(self.parallel)
 
+    def _draft_pool(self, shape: DraftKVShape) -> MLATokenToKVPool | None:
+        if not shape.layer_ids:
+            return None
+        return MLATokenToKVPool(shape.layer_ids, self.plan.max_total_tokens, shape.row_dim, self.dtype, self.device)
+
     @property
     def needs_cpu_seq_lens(self) -> bool:
         """Whether any attention backend needs exact lengths on the host (one blocking read per step)."""
-        models = [model for model in (self.model, self.draft_model) if model is not None]
-        return any(model.attn_backend.needs_cpu_seq_lens for model in models)
+        return bool(self.pinning_backends)
+
+    @property
+    def pinning_backends(self) -> tuple[str, ...]:
+        """Names of the attention backends that need exact lengths on the host."""
+        backends = [model.attn_backend for model in (self.model, self.draft_model) if model is not None]
+        parts = [part for backend in backends for part in getattr(backend, "parts", (backend,))]
+        return tuple(type(part).__name__ for part in parts if part.needs_cpu_seq_lens)
 
     def set_sampling_row(self, row: int, params: SamplingParams, prompt_ids: list[int]) -> None:
         """Write a request's sampling parameters; below ``min_new_tokens`` no stop token can be drawn.

@@ -26,7 +26,7 @@ _SHARDED = re.compile(
 
 def draft_tensors(config: DSparkConfig) -> dict[str, TensorSpec]:
     """Name (without the optional ``model.``) -> spec of every tensor a drafter needs."""
-    hidden, rank = config.hidden_size, config.markov_rank
+    hidden = config.hidden_size
     norm, features = TensorSpec((hidden,)), len(config.target_layer_ids) * hidden
     specs = {"fc.weight": TensorSpec((hidden, features)), "hidden_norm.weight": norm, "norm.weight": norm}
     for layer in range(config.num_hidden_layers):

@@ -38,6 +38,9 @@ def get_drafter(
         stored, ignored = check_draft_inventory(stored_tensors(Path(load_config.model_path)), config)
         source = FileWeightSource(stored, *placement)
     drafter = DSparkDrafter(source, config, target)
+    trained, served = config.max_position_embeddings, target.config.max_position_embeddings
+    if trained < served:
+        logger.warning("drafter trained for %d of the target's %d positions: later drafts get worse", trained, served)
     report = LoadReport(source.loaded_bytes, source.loaded_tensors, ignored, time.perf_counter() - started)
     logger.info(
         "loaded the %s drafter: block %d, %d layers, %.1f MB in %.1f s; ignored: %s",

@@ -78,7 +78,8 @@ def get_model(
     if with_nextn and not model_config.num_nextn_predict_layers:
         raise ModelLoadError("NEXTN needs a NEXTN layer, but config.json says num_nextn_predict_layers=0")
     if load_config.load_format == "dummy":
-        ignored, source = (), DummyWeightSource(expected_tensors(model_config, with_nextn=True), parallel, dtype, device)
+        specs = expected_tensors(model_config, with_nextn=True)
+        ignored, source = (), DummyWeightSource(specs, parallel, dtype, device)
     else:
         ignored, source = _open_files(model_config, load_config, parallel, (dtype, device), with_nextn)
     classes = model_classes(model_config.architecture)

@@ -88,6 +88,12 @@ class BailingMoeV3ForCausalLM:
         head = self.embed_tokens.weight if tied else source.shard("lm_head.weight", dim=0)
         self.logits_processor = LogitsProcessor(head, source.parallel, config.vocab_size)
 
+    def use_full_attention(self, backend: MLAAttnBackend) -> None:
+        """Replace how MLA layers attend."""
+        self.attn_backend = HybridLinearAttnBackend(backend, self.attn_backend.linear)
+        for layer_id in self.config.mla_layer_ids:
+            self.layers[layer_id].attention.backend = backend
+
     @property
     def vocab_range(self) -> tuple[int, int]:
         """(first token id, number of ids) of this rank's logits."""

@@ -68,6 +68,12 @@ class DSparkDrafter:
         self.markov: MarkovHead | None = markov(source, config) if markov else None
         self.confidence = ConfidenceHead(source, config) if config.confidence else None
 
+    def use_attention(self, backend: BlockAttnBackend) -> None:
+        """Replace how block rows attend."""
+        self.attn_backend = backend
+        for layer in self.layers:
+            layer.attention.backend = backend
+
     @property
     def vocab_range(self) -> tuple[int, int]:
         """(first token id, number of ids) of this rank's logits."""

@@ -171,7 +171,13 @@ class ChatTemplate:
 
 def _tokenizer_config(directory: Path) -> dict[str, Any]:
     path = directory / "tokenizer_config.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    try:
+        config = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error:
+        raise ChatTemplateError(f"{path}: not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ChatTemplateError(f"{path}: must hold a JSON object, holds {type(config).__name__}")
+    return config
 
 
 def special_token_variables(tokenizer_config: dict[str, Any]) -> dict[str, str]:

@@ -164,11 +164,15 @@ class SamplingBuffers:
         local = [i for i, token_id in enumerate(ids) if 0 <= token_id - self.vocab_start < self.vocab_size]
         if not local:
             return
-        index = torch.tensor([ids[i] - self.vocab_start for i in local], device=self.device)
+        index = self._to_device(torch.tensor([ids[i] - self.vocab_start for i in local]))
         if isinstance(values, bool):
             target.index_fill_(0, index, values)
         else:
-            target.index_copy_(0, index, torch.tensor([values[i] for i in local], device=self.device))
+            target.index_copy_(0, index, self._to_device(torch.tensor([values[i] for i in local])))
+
+    def _to_device(self, host: torch.Tensor) -> torch.Tensor:
+        """Asynchronous on a GPU: a copy from pageable memory would wait for every step in flight."""
+        return host if self.device == "cpu" else host.pin_memory().to(self.device, non_blocking=True)
 
 
 def _scalar_dtype(name: str) -> torch.dtype:

@@ -97,6 +97,7 @@ class PlainWorker:
             width=1,
             prefix_len=0,
             kv_bound=step.kv_bound,
+            seq_lens_cpu=step.seq_lens_cpu,
         )
         hidden = runner.model.forward(batch, runner.pools).hidden
         window = WindowLogits(runner.model.logits(hidden), relay.bonus.view(-1, 1), positions, step.req_pool_indices)

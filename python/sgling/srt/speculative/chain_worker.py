@@ -84,6 +84,7 @@ class ChainWorker(PlainWorker, ABC):
             width=width,
             prefix_len=0,
             kv_bound=step.kv_bound,
+            seq_lens_cpu=step.seq_lens_cpu,
         )
         logits, features = self.run_target(batch, step)
         window = WindowLogits(logits, candidates, positions, rows)

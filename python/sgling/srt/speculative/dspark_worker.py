@@ -31,6 +31,8 @@ class DSparkWorker(ChainWorker):
         self.config = self.drafter.config
         super().__init__(runner, len(self.config.target_layer_ids) * self.config.hidden_size)
         options = self.options = runner.spec.dspark
+        if options.scheduled and runner.simulated_accept is not None:
+            raise ValueError("SGLANG_SIMULATE_ACC_LEN: only where every draft is verified (static verify, fixed depth)")
         self.scheduler = ConfidenceScheduler(runner, self.drafter, options.temperatures) if options.scheduled else None
         self.rejection = RejectionSampler(runner, options.drafts) if options.rejection_sampling else None
 
@@ -47,8 +49,8 @@ class DSparkWorker(ChainWorker):
     def draft(self, step: StepInput) -> None:
         """Fill ``draft_tokens``: one forward over the whole block, then one Markov step per draft.
 
-        The block always has the rows it was trained with; a narrower step uses its first drafts. A scheduled step drafts
-        all of them, to know how far it pays to verify next time.
+        The block always has the rows it was trained with; a narrower step uses its first drafts. A scheduled step
+        drafts all of them, to know how far it pays to verify next time.
         """
         count = step.width - 1 if step.verify_rows is None else self.runner.max_width - 1
         if count == 0:
@@ -82,6 +84,7 @@ class DSparkWorker(ChainWorker):
             width=count,
             prefix_len=0,
             kv_bound=step.kv_bound,
+            seq_lens_cpu=step.seq_lens_cpu,
         )
         hidden = self.drafter.forward(batch, runner.pools)
         return hidden.view(len(rows), count, -1)[:, count - self.config.block_size :]
@@ -126,7 +129,7 @@ class DSparkWorker(ChainWorker):
         return layout.spread(logits), layout.spread(features)
 
     def judge(self, window: WindowLogits, step: StepInput) -> Verdict:
-        """Sampled verify, or p/q rejection when it is asked for and somebody samples; drafts that were cut are wrong."""
+        """Sampled verify, or p/q rejection when it is asked for and somebody samples; drafts that were cut fail."""
         width = step.width
         if step.verify_rows is None:
             limits = torch.full_like(window.rows, width - 1)

@@ -24,7 +24,7 @@ class RejectionSampler:
         )
 
     def pick(self, step: StepInput, starts: torch.Tensor, logits: torch.Tensor, k: int) -> torch.Tensor:
-        """Draft k + 1 of every request, int64 [bs]; ``starts`` int64 [bs] committed lengths, ``logits`` [bs, V_local]."""
+        """Draft k + 1 of every request, int64 [bs], from ``logits`` [bs, V_local]; ``starts``: its length."""
         runner, rows = self.runner, step.req_pool_indices
         self.draft_logits[: len(rows), k] = logits
         tables, start = runner.sampling.tables, runner.model.vocab_range[0]

@@ -67,6 +67,18 @@ def equation(left: int, operator: str, right: int) -> str:
     return f"{left} {operator} {right} = {compute(left, operator, right)}"
 
 
+EN_LEADS = ("{n} asks: ", "A question from {n}: ", "{n} and {n2} want to know: ", "Please help {n}: ")
+ZH_LEADS = ("{n}问：", "{n}的作业题：", "{n}和{n2}想知道：", "请帮{n}算一下：")
+
+
+def lead_in(slots: Slots, zh: bool) -> str:
+    """Who asks, for problems without names: few numbers alone soon repeat. Held-out problems stand alone."""
+    if slots.split != TRAIN or not slots.chance(0.94):
+        return ""
+    first, second = slots.some(ZH_NAMES if zh else EN_NAMES, 2)
+    return slots.phrase(ZH_LEADS if zh else EN_LEADS).format(n=first, n2=second)
+
+
 def finish(slots: Slots, family: str, question: str, steps: list[str], answer: int, zh: bool, hint: bool) -> Sample:
     """Builds the sample; with thinking on, the steps stand inside the reasoning and the answer is one line."""
     if hint:
@@ -110,7 +122,9 @@ def story_sample(slots: Slots, zh: bool) -> Sample:
     def fill(text: str) -> str:
         return re.sub(r"\{([^}]+)\}", lambda m: words[m[1]] if m[1] in words else str(value_of(m[1], numbers)), text)
 
-    question = fill(story.story) + ("" if zh else " ") + fill(story.question)
+    has_name = "{n}" in story.story or "{zn}" in story.story
+    lead = "" if has_name else lead_in(slots, zh)
+    question = lead + fill(story.story) + ("" if zh else " ") + fill(story.question)
     steps: list[str] = []
     for index, (lead, expression) in enumerate(story.steps):
         left, operator, right = expression.split(" ")
@@ -176,7 +190,7 @@ def bare_sample(slots: Slots, zh: bool) -> Sample:
             a *= b
     spelled = slots.phrase((operator, operator, {"*": "×", "/": "÷"}.get(operator, operator)))
     gap = slots.phrase((" ", " ", ""))
-    question = slots.phrase(ZH_BARE if zh else EN_BARE).format(e=f"{a}{gap}{spelled}{gap}{b}")
+    question = lead_in(slots, zh) + slots.phrase(ZH_BARE if zh else EN_BARE).format(e=f"{a}{gap}{spelled}{gap}{b}")
     result = compute(a, operator, b)
     return finish(slots, "zh_bare" if zh else "bare", question, [equation(a, operator, b)], result, zh, False)
 

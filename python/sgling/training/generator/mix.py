@@ -80,6 +80,11 @@ def render_prompt(sample: Sample) -> str:
     )
 
 
+def render_answer(sample: Sample) -> str:
+    """The first assistant turn as the model should write it, end token excluded."""
+    return render(sample)[len(render_prompt(sample)) :].split("<|role_end|>")[0]
+
+
 def chained(first: Sample, seed: str) -> Sample:
     """One longer conversation from several samples without tools, so that later turns and longer contexts are seen."""
     rng = random.Random(f"{seed}:chain")

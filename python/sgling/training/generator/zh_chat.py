@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .base import TRAIN, Sample, Slots, assistant, in_split, user, with_system
+from .pools import ZH_NAMES
 
 HELD_OUT_FAMILIES = frozenset({"搬家", "洗衣服", "雪天", "演讲"})
 NUMERALS = "零一两三四五六"
@@ -42,6 +43,8 @@ OPENERS = (
 CLOSERS = ("希望对你有帮助。", "慢慢来，不用着急。", "先从最容易的一点开始。", "坚持一段时间就会有变化。", "祝你顺利！")
 PROSE_OPENERS = ("可以试试这样做：", "我的建议是：", "其实不难，", "关于{t}，")
 JOINS = (("首先，", "其次，", "另外，", "最后，"), ("先说一点，", "同时，", "还有，", "最后，"))
+NAME_OPENERS = ("我是{n}，", "我叫{n}，", "{n}想知道：", "帮{n}问一下，")
+"""Few facts alone soon repeat; held-out questions stand alone."""
 REASONS = (
     "因为{f}，这样更容易坚持，也更有效果。",
     "因为小的改变更容易做到，{f}就是一个好的开始。",
@@ -67,6 +70,8 @@ def first_turn(slots: Slots, topic: Topic, thinking: bool) -> tuple[list[dict[st
     question = slots.phrase(topic.questions)
     if slots.chance(0.25):
         question = slots.phrase(("你好，", "请问，", "想问一下，", "老师您好，")) + question
+    elif slots.split == TRAIN and slots.chance(0.8):
+        question = slots.phrase(NAME_OPENERS).format(n=slots.pick(ZH_NAMES)) + question
     if slots.chance(0.15):
         question = question.rstrip("？。")
     style = slots.phrase(("list", "list", "prose", "prose", "one"))

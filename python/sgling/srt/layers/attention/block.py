@@ -46,7 +46,12 @@ class DenseBlockAttention:
     """Grouped-query attention; heads are sharded. The layer's cache rows are [key heads | value heads]."""
 
     def __init__(
-        self, source: WeightSource, prefix: str, config: DSparkConfig, layer_id: int, shared: tuple[BlockRotary, BlockAttnBackend]
+        self,
+        source: WeightSource,
+        prefix: str,
+        config: DSparkConfig,
+        layer_id: int,
+        shared: tuple[BlockRotary, BlockAttnBackend],
     ):
         self.rotary, self.backend = shared
         self.visibility = tuple(config.layers[layer_id])
@@ -68,7 +73,12 @@ class LatentBlockAttention:
     """Ling's gated MLA; heads are sharded, cache rows are [latent | rotated key] on every rank."""
 
     def __init__(
-        self, source: WeightSource, prefix: str, config: DSparkConfig, layer_id: int, shared: tuple[BlockRotary, BlockAttnBackend]
+        self,
+        source: WeightSource,
+        prefix: str,
+        config: DSparkConfig,
+        layer_id: int,
+        shared: tuple[BlockRotary, BlockAttnBackend],
     ):
         self.rotary, self.backend = shared
         self.visibility = tuple(config.layers[layer_id])

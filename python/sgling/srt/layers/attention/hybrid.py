@@ -17,6 +17,11 @@ class HybridLinearAttnBackend(AttentionBackend):
         self.linear = linear
 
     @property
+    def parts(self) -> tuple[AttentionBackend, ...]:
+        """The children."""
+        return self.full, self.linear
+
+    @property
     def needs_cpu_seq_lens(self) -> bool:
         """OR over the children."""
         return self.full.needs_cpu_seq_lens or self.linear.needs_cpu_seq_lens

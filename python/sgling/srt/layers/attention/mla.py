@@ -55,9 +55,16 @@ class MLAAttnBackend(AttentionBackend):
             return mla_prefill(torch.cat(queries, dim=-1), kv, w_kc, w_vc, batch.prefix_len, self.scale)
         q_lat = absorb_q(q_nope, w_kc)
         if batch.ragged is not None:
-            dense = mla_decode(batch.ragged.spread(q_lat), batch.ragged.spread(q_pe), kv_pool, metadata.paged, self.scale)
+            spread = batch.ragged.spread
+            dense = self.decode(spread(q_lat), spread(q_pe), kv_pool, metadata.paged)
             return expand_v(batch.ragged.pack(dense), w_vc)
-        return expand_v(mla_decode(q_lat, q_pe, kv_pool, metadata.paged, self.scale), w_vc)
+        return expand_v(self.decode(q_lat, q_pe, kv_pool, metadata.paged), w_vc)
+
+    def decode(
+        self, q_lat: torch.Tensor, q_pe: torch.Tensor, kv_pool: torch.Tensor, context: PagedContext
+    ) -> torch.Tensor:
+        """Latent attention of whole windows: q_lat [N, H, latent], rotated q_pe [N, H, rope] -> [N, H, latent]."""
+        return mla_decode(q_lat, q_pe, kv_pool, context, self.scale)
 
 
 class MLAAttention:

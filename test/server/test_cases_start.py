@@ -1,0 +1,81 @@
+"""What cannot be served is refused before anything starts, with a message that names it (launch cases)."""
+
+from __future__ import annotations
+
+import pytest
+
+from model.tiny_model import write_tiny_checkpoint
+from sgling.srt.config.flags import ServerArgsError
+from sgling.srt.config.server_args import ServerArgs
+from sgling.srt.entrypoints.http_server import launch_server
+from sgling.srt.managers.scheduler_job import make_job
+from sgling.srt.managers.text_codec import load_tokenizer
+from sgling.srt.model_executor.memory_plan import MemoryPlanError
+from sgling.srt.parser.chat_template import ChatTemplate, ChatTemplateError
+from spec.harness import Harness, request
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"), seed=1)
+
+
+def args(model_dir, **changes) -> ServerArgs:
+    return ServerArgs.from_kwargs(model_path=str(model_dir), device="cpu", port=0, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"context_length": 4096}, "--context-length 4096: the model covers 2048"),
+        ({"preferred_sampling_params": {"temperature": -1}}, "--preferred-sampling-params: temperature"),
+        ({"preferred_sampling_params": {"top_kk": 1}}, "--preferred-sampling-params: unknown sampling parameter"),
+        ({"preferred_sampling_params": {"stop_token_ids": [512]}}, "--preferred-sampling-params: stop_token_ids"),
+    ],
+)
+def test_arguments_that_only_the_model_can_judge(model_dir, changes, message):
+    """Case E06: a preferred parameter out of range let the server start and then failed every request."""
+    with pytest.raises(ServerArgsError, match=message):
+        make_job(args(model_dir, **changes))
+
+
+@pytest.mark.parametrize(
+    "name", ["SGLANG_HEALTH_CHECK_TIMEOUT", "SGLANG_REQ_WAITING_TIMEOUT", "SGLANG_REQ_RUNNING_TIMEOUT"]
+)
+def test_an_environment_variable_that_cannot_be_read(model_dir, monkeypatch, name):
+    """Case F04: it was found by the first health probe, which then failed for ever."""
+    monkeypatch.setenv(name, "soon")
+    with pytest.raises(ServerArgsError, match=name):
+        make_job(args(model_dir))
+
+
+@pytest.mark.parametrize("template", ["{% for", "/nowhere/template.jinja"])
+def test_a_chat_template_that_does_not_compile_or_exist(model_dir, template):
+    """It was found after the weights had been loaded."""
+    with pytest.raises(ServerArgsError, match="template"):
+        launch_server(args(model_dir, chat_template=template))
+
+
+def test_damaged_tokenizer_files_are_named(tmp_path):
+    """Case H01: the tokenizer library and the JSON reader say what is wrong, but not where."""
+    (tmp_path / "tokenizer.json").write_text("{bad")
+    with pytest.raises(ValueError, match="tokenizer.json: not a tokenizer"):
+        load_tokenizer(tmp_path)
+    for content in ("{bad", "[]"):
+        (tmp_path / "tokenizer_config.json").write_text(content)
+        with pytest.raises(ChatTemplateError, match=r"tokenizer_config\.json"):
+            ChatTemplate.from_dir(tmp_path)
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_the_smallest_pool_that_starts_serves_a_request(model_dir, page_size):
+    """Case F02: a pool of one window started and could take no prompt at all."""
+    options = {"page_size": page_size, "max_running_requests": 2}
+    with pytest.raises(MemoryPlanError, match="at least") as refusal:
+        Harness(model_dir, max_total_tokens=page_size, **options)
+    least = int(str(refusal.value).split("at least ")[1].split()[0])
+    with pytest.raises(MemoryPlanError):
+        Harness(model_dir, max_total_tokens=least - 1, **options)
+    harness = Harness(model_dir, max_total_tokens=least, **options)
+    outcomes = harness.run(*(request(f"r{i}", [5], max_new_tokens=50) for i in range(3)))
+    assert all(outcome.reason.type == "length" and outcome.ids for outcome in outcomes.values())
