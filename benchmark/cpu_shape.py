@@ -123,7 +123,7 @@ def overlap(options: argparse.Namespace) -> dict:
 
 
 def _compare(first: str, a: list[list[float]], second: str, b: list[list[float]]) -> dict:
-    """Per-step times of two sides over the same steps, each step at its fastest round; the rounds' medians beside it."""
+    """Per-step times of two sides over the same steps, each at its fastest round; the rounds' medians beside it."""
     fastest = [sum(map(min, zip(*side, strict=True))) / len(side[0]) for side in (a, b)]
     medians = [median([sum(run) / len(run) for run in side]) for side in (a, b)]
     return {

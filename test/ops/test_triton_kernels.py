@@ -217,7 +217,9 @@ def paged(seq_lens, width, dtype, latent, rope):
 
 @dtypes
 @pytest.mark.parametrize("width", [1, 3])
-def test_mla_decode(dtype, width):
+@pytest.mark.parametrize("programs", [mla_kernel.PROGRAMS, 2], ids=["one split each", "several splits each"])
+def test_mla_decode(dtype, width, programs, monkeypatch):
+    monkeypatch.setattr(mla_kernel, "PROGRAMS", programs)
     heads, latent, rope = 4, 48, 16
     pool, ctx = paged([0, 127, 300], width, dtype, latent, rope)
     q_lat = torch.randn(heads, 3 * width, latent).to(dtype).transpose(0, 1)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from server.live_server import LiveServer
 
 import sgling
+from server.live_server import LiveServer
 from sgling.srt.managers.generate_req import RequestError
 from sgling.srt.managers.io_struct import ProfileReqOutput
 from sgling.srt.managers.profile_req import start_request

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from model.tiny_model import write_tiny_checkpoint
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+from model.tiny_model import write_tiny_checkpoint
 from sgling.srt.config.model_config import ModelConfig
 from sgling.srt.config.server_args import ServerArgs
 from sgling.srt.core.step import LogprobRequest, StepInput

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 
 import pytest
-from model.tiny_model import write_tiny_checkpoint
-from spec.harness import Harness, random_prompt, request
 
+from model.tiny_model import write_tiny_checkpoint
 from sgling.srt.managers.io_struct import AbortReq
 from sgling.srt.mem_cache.allocator import OutOfSlotsError, SlotAllocator, TokenToKVPoolAllocator
+from spec.harness import Harness, random_prompt, request
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,10 @@ from __future__ import annotations
 from functools import cache
 
 import pytest
-from spec.harness import Harness, request
 from tokenizers import Tokenizer
 
 from sgling.training.generator.mix import PICO_DIR, draw, render_prompt
+from spec.harness import Harness, request
 
 PROMPTS_PER_SCENARIO = 3
 FLOOR = {"coding": 2.2, "tool_calling": 2.2, "zh_chat": 1.5, "long_report": 1.5, "arithmetic": 1.5}

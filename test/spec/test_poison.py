@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from model.tiny_model import write_tiny_checkpoint
-from spec.harness import Harness, random_prompt, request
 
+from model.tiny_model import write_tiny_checkpoint
 from sgling.srt.core.step import StepInput
+from spec.harness import Harness, random_prompt, request
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,13 @@ import socket
 
 import pytest
 import torch.multiprocessing as mp
-from model.tiny_model import write_tiny_checkpoint
-from spec.harness import Harness
-from spec.tp_rank import TP, rank_main, requests
 
+from model.tiny_model import write_tiny_checkpoint
 from sgling.srt.config.model_config import ModelConfig
 from sgling.srt.model_loader.footprint import is_replicated
 from sgling.srt.model_loader.inventory import expected_tensors
+from spec.harness import Harness
+from spec.tp_rank import TP, rank_main, requests
 
 
 def free_port() -> int:

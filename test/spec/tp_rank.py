@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import os
 
-from spec.harness import Harness, random_prompt, request
-
 from sgling.srt.distributed.parallel_state import init_parallel
 from sgling.srt.managers.io_struct import ShutdownReq
+from spec.harness import Harness, random_prompt, request
 
 TP = 2
 
@@ -38,4 +37,4 @@ def rank_main(rank: int, port: int, model_dir: str, kwargs: dict, out: str) -> N
     with open(f"{out}/{rank}.json", "w", encoding="utf-8") as file:
         json.dump(result, file)
     parallel.barrier()
-    os._exit(0)  # as scheduler processes end: the model still holds the group, whose threads cannot be torn down in order
+    os._exit(0)  # as scheduler processes end: the model still holds the group, which cannot be torn down in order

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from model.published import FLASH, PICO
 
+from model.published import FLASH, PICO
 from sgling.srt.config.model_config import ModelConfig
 from sgling.srt.config.server_args import ServerArgs
 from sgling.srt.model_executor.memory_plan import (

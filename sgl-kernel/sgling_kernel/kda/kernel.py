@@ -2,7 +2,8 @@
 
 One program owns a tile of BV value rows of one head of one request and walks the rows of its window in order; the
 state tile stays in registers. Verify and commit share ``_delta`` and are compiled without FMA contraction (which the
-compiler may place differently in each), so folding the accepted prefix gives the bits of decoding it. The output uses o = (S e^g) q + u (k q): both reductions of a step run together.
+compiler may place differently in each), so folding the accepted prefix gives the bits of decoding it. The output uses
+o = (S e^g) q + u (k q): both reductions of a step run together.
 """
 
 import torch

@@ -2,8 +2,8 @@
 
 Decode walks fixed splits of ``SPLIT`` positions from position 0, dealt round robin to ``PROGRAMS`` programs per row
 tile, and stops at the device length: neither the work nor the bits depend on the page table's width. Each row's bits
-depend on that row alone: tiles, the order of splits and the combine are constants. Positions no row sees are never loaded, and
-``prepare`` stores finite values only, so that a masked row of the window meets probability 0 with a finite value.
+depend on that row alone: tiles, the order of splits and the combine are constants. Positions no row sees are never
+loaded, and ``prepare`` stores finite values only, so that what a row of the window must not see is 0 times a number.
 """
 
 import torch

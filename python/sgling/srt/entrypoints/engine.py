@@ -16,8 +16,8 @@ from typing import Any
 
 from sgling.srt.config.server_args import ServerArgs
 from sgling.srt.managers.generate_req import GenerateReqInput
-from sgling.srt.managers.response import one_or_list
 from sgling.srt.managers.profile_req import start_request
+from sgling.srt.managers.response import one_or_list
 from sgling.srt.managers.scheduler_host import ProcessHost, SchedulerHost, ThreadHost
 from sgling.srt.managers.scheduler_job import SchedulerFactory, create_scheduler, make_job
 from sgling.srt.managers.text_codec import load_tokenizer

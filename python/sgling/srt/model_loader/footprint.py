@@ -35,7 +35,7 @@ def rank_weight_bytes(config: ModelConfig, tp_size: int, dtype: torch.dtype, wit
 
 
 def packed_copy_bytes(config: ModelConfig, tp_size: int, with_nextn: bool) -> int:
-    """Upper bound of what :func:`sgling_kernel.linear.pack_weight` adds on a CPU in fp32: every projection once more."""
+    """Upper bound of what :func:`sgling_kernel.linear.pack_weight` adds on a CPU in fp32: every projection again."""
     total = 0
     for name, spec in expected_tensors(config, with_nextn).items():
         if len(spec.shape) == 2 and ".experts." not in name and "word_embeddings" not in name:

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from sgling.srt.sampling.stop_regex import compile_stop_regex
+
 GREEDY_TEMPERATURE = 1e-6  # temperatures below are greedy
 MIN_REPETITION_PENALTY = 1e-6  # logit / penalty stays finite in fp32
 MAX_TEMPERATURE = 1e9  # logits / temperature stays a normal fp32 number
@@ -173,7 +175,7 @@ def _check_stops(params: SamplingParams, vocab_size: int) -> None:
             _fail(name, "non-empty strings", items)
     for pattern in params.stop_regex:
         try:
-            re.compile(pattern)
+            compile_stop_regex(pattern)
         except re.error as error:
             raise SamplingParamsError("stop_regex", f"stop_regex {_show(pattern)} is invalid: {error}") from error
     for token_id in params.stop_token_ids:

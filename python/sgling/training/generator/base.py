@@ -14,12 +14,12 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-TRAIN, NEW_PROMPT, HELD_OUT, NEW_FAMILY = "train", "new_prompt", "held_out", "new_family"
-"""Splits: training; unseen prompts made of seen families and slots; held-out slots; families never trained on."""
+TRAIN, HELD_OUT, NEW_FAMILY = "train", "held_out", "new_family"
+"""Splits: training; unseen prompts made of held-out slot values; families never trained on."""
 
 
 class Sample(NamedTuple):
-    """One conversation. ``check`` says how an answer to the last user turn is judged; see ``checks.py``."""
+    """One conversation. ``check`` says how its first answer is judged; see ``checks.py``."""
 
     scenario: str
     family: str

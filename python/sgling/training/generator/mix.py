@@ -13,7 +13,7 @@ import sgling
 from sgling.srt.parser.chat_template import ChatTemplate
 
 from . import arithmetic, coding, long_report, small_talk, tool_calling, zh_chat
-from .base import NEW_PROMPT, TRAIN, Generator, Sample, Slots, is_held_out_prompt
+from .base import TRAIN, Generator, Sample, Slots, is_held_out_prompt
 
 PICO_DIR = Path(sgling.__file__).parent / "assets" / "ling3-pico"
 SCENARIOS: dict[str, Generator] = {
@@ -59,9 +59,8 @@ def draw(scenario: str, seed: str, split: str) -> Sample:
 
     Small talk has few distinct prompts and is the same everywhere; the prompt filter does not apply to it.
     """
-    pools = TRAIN if split == NEW_PROMPT else split
     for attempt in range(10_000):
-        sample = SCENARIOS[scenario](Slots(random.Random(f"{seed}:{scenario}:{split}:{attempt}"), pools))
+        sample = SCENARIOS[scenario](Slots(random.Random(f"{seed}:{scenario}:{split}:{attempt}"), split))
         if scenario == "small_talk" or is_held_out_prompt(prompt_key(sample)) == (split != TRAIN):
             return sample
     raise RuntimeError(f"no {split} sample of {scenario} in 10,000 attempts")
