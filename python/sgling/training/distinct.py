@@ -1,4 +1,4 @@
-"""Counts distinct generated samples: ``python -m sgling.training.distinct``; a million each take about an hour."""
+"""Counts distinct generated samples: ``python -m sgling.training.distinct``; a million each take half an hour."""
 
 from __future__ import annotations
 

@@ -189,8 +189,6 @@ class GraphRunner:
             return "logprobs are returned"
         if step.verify_rows is not None:
             return "the verify rows are scheduled step by step"
-        if step.verify_rows is not None:
-            return "the verify is scheduled by confidence"
         if variant_of(step.flags) is None:
             return "a request uses penalties, logit bias or a minimum length"
         if step.width not in self._widths:
