@@ -111,7 +111,9 @@ class FakeScheduler:
         return SchedulerReady(4096, MAX_INPUT_LEN, MAX_RUNNING, CONTEXT_LEN, {"device": "fake"})
 
     def run(self) -> None:
-        """Serve until shut down."""
+        """Serve until shut down; a rank without a channel has nothing to do until its process is ended."""
+        while self.channel is None:
+            time.sleep(0.05)
         while not self.stopped:
             if not self.live:
                 self.channel.wait(1.0)

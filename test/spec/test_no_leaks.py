@@ -71,6 +71,34 @@ def test_abort_of_everything_frees_everything(model_dir):
     assert len(outcomes) == 9
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_prompt_aborted_half_read_is_never_swapped_out_when_kv_runs_short_in_the_same_step(
+    model_dir, monkeypatch, overlap
+):
+    harness = Harness(
+        model_dir, max_total_tokens=200, chunked_prefill_size=8, disable_overlap_schedule=not overlap
+    )  # fmt: skip
+    harness.send(*(request(f"r{i}", random_prompt(4, i), max_new_tokens=40) for i in range(3)))
+    while len(harness.core.decode.running) < 3:
+        harness.step()
+    harness.send(request("long", random_prompt(40, 9)))
+    prefill, resources = harness.core.prefill, harness.core.resources
+    while prefill.current is None:
+        harness.step()
+    assert 0 < prefill.current.prefilled_len < 40
+    reserve, short = resources.reserve_step, [True, True]  # once in flight, once with nothing left to wait for
+    monkeypatch.setattr(resources, "reserve_step", lambda req: not (short and short.pop()) and reserve(req))
+    if overlap:
+        harness.step()
+    else:
+        short.pop()
+    harness.send(AbortReq(rid="long"))
+    outcomes = harness.run()
+    assert outcomes["long"].reason.type == "abort"
+    assert (harness.core.decode.num_retracted, outcomes["r2"].retractions) == (1, 1)
+    assert [len(outcomes[f"r{i}"].ids) for i in range(3)] == [40] * 3
+
+
 def test_the_oldest_request_is_never_retracted_for_a_younger_one(model_dir):
     harness = Harness(model_dir, max_total_tokens=150)
     outcomes = harness.run(*(request(f"r{i}", random_prompt(30, i), max_new_tokens=60) for i in range(4)))

@@ -7,9 +7,11 @@ import os
 
 from sgling.srt.distributed.parallel_state import init_parallel
 from sgling.srt.managers.io_struct import ShutdownReq
+from sgling.srt.model_executor import model_runner
 from spec.harness import Harness, random_prompt, request
 
 TP = 2
+FREE_BYTES = (5_000_000, 4_000_000)  # of each rank's device: too little for the largest pool, and unequal
 
 
 def requests():
@@ -23,8 +25,10 @@ def requests():
 
 def rank_main(rank: int, port: int, model_dir: str, kwargs: dict, out: str) -> None:
     parallel = init_parallel(rank, TP, f"tcp://127.0.0.1:{port}", "gloo")
+    model_runner.free_memory = lambda device: FREE_BYTES[rank]
     harness = Harness(model_dir, parallel=parallel, tp_size=TP, **kwargs)
-    result = {"bytes": harness.core.runner.load_report.weight_bytes}
+    runner = harness.core.runner
+    result = {"bytes": runner.load_report.weight_bytes, "plan": runner.plan._asdict()}
     if rank == 0:
         outcomes = harness.run(*requests())
         result["ids"] = {rid: outcome.ids for rid, outcome in outcomes.items()}

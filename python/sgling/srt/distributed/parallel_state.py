@@ -78,6 +78,14 @@ class ParallelState:
         dist.broadcast(payload, source, group=self.host_group)
         return bytes(payload[: int(length)].numpy())
 
+    def smallest(self, value: int) -> int:
+        """The smallest of every rank's ``value`` (int64), on every rank; collective over the host group."""
+        if self.size == 1:
+            return value
+        shared = torch.tensor([value], dtype=torch.int64)
+        dist.all_reduce(shared, op=dist.ReduceOp.MIN, group=self.host_group)
+        return int(shared)
+
     def barrier(self) -> None:
         """Wait for every rank; collective over the host group."""
         if self.size > 1:

@@ -37,8 +37,6 @@ class PrefillPlanner:
 
     def next_chunk(self, running: list[Req]) -> PrefillChunk | None:
         """The next chunk to launch; brings retracted requests back into ``running`` on the way."""
-        if self.current is not None and self.current.finished:  # aborted between two chunks
-            self.current = None
         while self.current is None and self.waiting:
             head = self.waiting[0]
             if not self._resources.fits(head.known_len, len(running)):
@@ -73,6 +71,13 @@ class PrefillPlanner:
             req.launched_steps += 1
             running.append(req)
             self.current = None
+
+    def drop(self, req: Req) -> None:
+        """Forget a request that is being aborted, at once: nobody may plan with it (or swap it out) any more."""
+        if req is self.current:
+            self.current = None
+        elif req.stage in (ReqStage.WAITING, ReqStage.RETRACTED):
+            self.waiting.remove(req)
 
     def live(self) -> list[Req]:
         """Requests that wait or are being prefilled."""

@@ -10,7 +10,7 @@ from sgling.srt.managers.inbox import Inbox
 from sgling.srt.managers.io_struct import FinishReason
 from sgling.srt.managers.output import OutputStreamer
 from sgling.srt.managers.prefill import PrefillPlanner
-from sgling.srt.managers.request import Req, ReqStage
+from sgling.srt.managers.request import Req
 from sgling.srt.managers.resources import RequestResources
 from sgling.srt.managers.results import ResultProcessor
 from sgling.srt.model_executor.model_runner import ModelRunner
@@ -60,8 +60,7 @@ class SchedulerCore:
 
         ``status_code``: HTTP status when the server is the cause; None when the end was asked for.
         """
-        if req.stage in (ReqStage.WAITING, ReqStage.RETRACTED):
-            self.prefill.waiting.remove(req)
+        self.prefill.drop(req)
         self.results.finish(req, FinishReason(type="abort", message=message, status_code=status_code))
 
     def count_decode_step(self, width: int, eager: bool) -> None:

@@ -1,7 +1,7 @@
 """Decides the sizes of the pools before anything is loaded, and refuses what cannot fit.
 
 budget = free memory x ``mem_fraction_static``; weights and states come first, the rest is KV. All sizes are bytes of
-one tensor-parallel rank.
+one tensor-parallel rank; free memory is the smallest of all ranks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 from sgling.srt.config.model_config import ModelConfig
 from sgling.srt.config.server_args import ServerArgs
 
-_REPLAY_EXTRA_ROWS = 1  # slot 0
+_DUMMY_SLOTS = 1  # slot 0
 SHORTEST_REQUEST = 2  # tokens: a prompt of one and an output of one; a pool that cannot hold it serves nothing
 
 
@@ -98,7 +98,7 @@ def make_plan(config: ModelConfig, args: ServerArgs, weight_bytes: int, free_byt
         raise MemoryPlanError(f"--context-length {context_len}: the model covers {config.context_length} positions")
     window = 2 * args.spec.window
     row_width = -(-(context_len + window) // args.page_size) * args.page_size
-    states = (args.max_running_requests + _REPLAY_EXTRA_ROWS) * state_bytes_per_slot(config, args, dtype)
+    states = (args.max_running_requests + _DUMMY_SLOTS) * state_bytes_per_slot(config, args, dtype)
     per_token = kv_bytes_per_token(config, args)
     rest = budget - weight_bytes - states
     wanted = args.max_total_tokens or min(max(rest, 0) // per_token, args.max_running_requests * row_width)

@@ -66,7 +66,8 @@ class ModelRunner:
         self.simulated_accept = simulated if simulated > 0 else None
         if args.device == "cpu":
             set_fixed_rows(DETERMINISTIC_ROWS if args.enable_deterministic_inference else None)
-        self.plan = make_plan(config, args, _weight_bytes(config, args), free_memory(args.device))
+        free = parallel.smallest(free_memory(args.device))  # one plan for all ranks: it decides who is retracted
+        self.plan = make_plan(config, args, _weight_bytes(config, args), free)
         self._threads = CpuThreads(args)
         self._load(args)
         self._allocate(args)
