@@ -22,7 +22,7 @@ def points(*pairs: tuple[float, float]) -> list[DepthPoint]:
 
 
 def test_the_published_sweep_is_judged_as_published():
-    """spec_runtime.md §0.2: 3/4 -> accept 3.11 at 4.70 ms, 4/5 -> 3.37 at 4.89, 5/6 -> 3.45 at 5.35."""
+    """Published depth sweep: 3/4 -> accept 3.11 at 4.70 ms, 4/5 -> 3.37 at 4.89, 5/6 -> 3.45 at 5.35."""
     grid = points((3.11, 4.70), (3.37, 4.89), (3.45, 5.35))
     _, fifth, sixth = margins(grid)
     assert fifth.pays and not sixth.pays

@@ -10,7 +10,7 @@ from model.driver import Driver, load
 from model.tiny_drafter import write_tiny_drafter
 from sgling.srt.core.step import StepInput
 from sgling_kernel.sampling import SamplingFlags
-from spec.harness import Harness, request
+from spec.harness import Harness
 
 VOCAB = 512
 BLOCK_SIZES = range(1, 17)
@@ -67,16 +67,6 @@ class InjectedFeatures:
 def target_taps(target: Path, layers: tuple[int, ...], ids: list[int]) -> torch.Tensor:
     """Features [S, m * H] of a sequence, from one clean prefill."""
     return Driver(load(target, tap_layers=layers), length=len(ids) + 1).prefill(ids).taps
-
-
-def advance(harness: Harness, prompt: list[int], count: int, **params):
-    """Run one request until it has ``count`` tokens; returns its host object."""
-    harness.send(request("r", prompt, max_new_tokens=200, **params))
-    while True:
-        harness.step()
-        running = harness.core.decode.running
-        if running and len(running[0].output_ids) >= count:
-            return running[0]
 
 
 def step_of(harness: Harness, req, width: int | None = None) -> StepInput:

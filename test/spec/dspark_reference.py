@@ -1,6 +1,6 @@
 """The training form of a DSpark drafter in plain torch: all blocks of a sequence at once, no cache, no paging.
 
-An independent second writing of facts/dspark.md §1: the serving drafter is held to it, and tiny drafters are trained
+An independent second writing of docs/dspark.md §1: the serving drafter is held to it, and tiny drafters are trained
 through it. Parameters are a dict under the checkpoint's names; everything is fp32 and differentiable.
 """
 

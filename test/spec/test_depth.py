@@ -11,6 +11,7 @@ from model.tiny_model import write_tiny_checkpoint
 from sgling.srt.config.depth_table import DepthTable, never_cheaper, read_depth_table
 from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.speculative.depth import HYSTERESIS, PRIOR, PROBE_AFTER, Acceptance, AutoDepth
+from sgling.srt.speculative.step_costs import measure_step_costs
 from spec.harness import Harness, Oracle, random_drafter, random_prompt, request
 
 VOCAB = 512
@@ -184,6 +185,20 @@ def test_without_a_table_the_costs_are_measured_and_leave_no_trace(model_dir, pl
     assert int(harness.core.runner.future.new_seq_lens.sum()) == 0
     outcomes = harness.run(*requests(max_new_tokens=60))
     assert {rid: o.ids for rid, o in outcomes.items()} == {rid: o.ids for rid, o in plain.items()}
+
+
+def test_costs_are_measured_with_the_threads_of_a_serving_step(model_dir, monkeypatch):
+    asked, measured = [], []
+    harness = Harness(model_dir, speculative_num_steps=2, max_running_requests=4)
+    runner, worker = harness.core.runner, harness.scheduler.worker
+    decode = worker.decode
+    monkeypatch.setattr(runner.threads, "for_rows", asked.append)
+    monkeypatch.setattr(worker, "decode", lambda step: measured.append((asked[-1], step)) or decode(step))
+    measure_step_costs(runner, worker, 3)
+    assert {(len(step.req_pool_indices), step.width) for _, step in measured} == {
+        (batch, width) for batch in (1, 4) for width in (1, 2, 3)
+    }
+    assert all(rows == len(step.req_pool_indices) * step.width for rows, step in measured)
 
 
 @pytest.mark.parametrize("depth", ["fixed", "auto"])

@@ -1,4 +1,4 @@
-"""Conformance 1 to 3 (facts/dspark.md §8): training form = cached form, no leak of the future, row alignment."""
+"""Conformance 1 to 3 (docs/dspark.md §8): training form = cached form, no leak of the future, row alignment."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from model.tiny_drafter import MLA, drafter_config, drafter_tensors, write_tiny_
 from model.tiny_model import write_tiny_checkpoint
 from sgling.srt.config.dspark_config import DSparkConfig
 from spec import dspark_reference
-from spec.dspark_harness import VOCAB, InjectedFeatures, advance, block_outputs, dspark, step_of, target_taps
+from spec.dspark_harness import VOCAB, InjectedFeatures, block_outputs, dspark, step_of, target_taps
 from spec.harness import Harness, Oracle, random_prompt, request
+from spec.states import advance
 
 PROMPT = random_prompt(37, 1)
 SLIDING = {"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 9}

@@ -1,4 +1,4 @@
-"""Conformance 13 (facts/dspark.md §8): temperatures are recovered, written, read and refused; flags of scheduling."""
+"""Conformance 13 (docs/dspark.md §8): temperatures are recovered, written, read and refused; flags of scheduling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conformance 14 (facts/dspark.md §8): public names and keys load, everything that does not fit is refused loudly."""
+"""Conformance 14 (docs/dspark.md §8): public names and keys load, everything that does not fit is refused loudly."""
 
 from __future__ import annotations
 

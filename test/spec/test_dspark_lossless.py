@@ -1,4 +1,4 @@
-"""Conformance 4 and 5 (facts/dspark.md §8) and drafter invariance: DSPARK output is that of plain decoding."""
+"""Conformance 4 and 5 (docs/dspark.md §8) and drafter invariance: DSPARK output is that of plain decoding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conformance 11 (facts/dspark.md §8): a round reads no device value, keeps its addresses, and follows its inputs."""
+"""Conformance 11 (docs/dspark.md §8): a round reads no device value, keeps its addresses, and follows its inputs."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from sgling.srt.model_executor.model_runner import ModelRunner
 from sgling.srt.speculative.dspark_worker import DSparkWorker
 from sgling.srt.speculative.registry import create_worker
 from sgling_kernel.sampling import SamplingFlags
-from spec.dspark_harness import advance, dspark, step_of
+from spec.dspark_harness import dspark, step_of
 from spec.harness import random_prompt
+from spec.states import advance
 
 EVERYTHING = SamplingFlags(*(True for _ in SamplingFlags._fields))
 FORMS = {

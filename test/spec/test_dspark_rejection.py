@@ -1,4 +1,4 @@
-"""Conformance 7 and 8 (facts/dspark.md §8): the law of sampled output, and the expected number of accepted drafts."""
+"""Conformance 7 and 8 (docs/dspark.md §8): the law of sampled output, and the expected number of accepted drafts."""
 
 from __future__ import annotations
 

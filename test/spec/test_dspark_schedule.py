@@ -1,4 +1,4 @@
-"""Conformance 9, 10 and 12 (facts/dspark.md §8): budgets are causal, packing changes nothing, nothing is inherited."""
+"""Conformance 9, 10 and 12 (docs/dspark.md §8): budgets are causal, packing changes nothing, nothing is inherited."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from sgling.srt.speculative.confidence_history import ConfidenceHistory
 from sgling.srt.speculative.dspark_budget import MeasuredCost, ProfiledCost, VerifyBudget
 from sgling_kernel.confidence import allocate_rows, survival
 from sgling_kernel.verdict import draw_draft, round_seed
-from spec.dspark_harness import advance, dspark, step_of
+from spec.dspark_harness import dspark, step_of
 from spec.harness import random_prompt, request
+from spec.states import advance
 from spec.test_dspark_rejection import (
     CHI2_DOF_15_AT_1E_4,
     DRAFTER,
@@ -330,6 +331,20 @@ def test_compact_verify_really_runs_fewer_rows(target, tmp_path, monkeypatch):
     with torch.inference_mode():
         harness.scheduler.worker.decode(step._replace(verify_rows=11))
     assert rows == [11]
+
+
+def test_9_the_next_draft_cannot_rewrite_a_schedule_that_is_on_its_way_to_the_host(target, tmp_path, monkeypatch):
+    monkeypatch.setenv("SGLANG_RAGGED_VERIFY_MODE", "compact")
+    harness = dspark(target, write_tiny_drafter(tmp_path, block_size=4), disable_overlap_schedule=True)
+    req = advance(harness, random_prompt(9, 1), 3)
+    worker = harness.scheduler.worker
+    with torch.inference_mode():
+        result = worker.decode(step_of(harness, req)._replace(verify_rows=5)).schedule
+    before = [values.clone() for values in result]
+    for buffer in worker.scheduler.schedule:
+        buffer.zero_()
+    assert all(torch.equal(mine, theirs) for mine, theirs in zip(result, before, strict=True))
+    assert int(result.verify_lens) == 5
 
 
 # -- 12: a fresh occupant --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Conformance 6 and 12 (facts/dspark.md §8) and state parity at every block size: what a commit leaves behind."""
+"""Conformance 6 and 12 (docs/dspark.md §8) and state parity at every block size: what a commit leaves behind."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import torch
 from model.driver import Driver, load, prompt_ids
 from model.tiny_drafter import MLA, write_tiny_drafter
 from model.tiny_model import write_tiny_checkpoint
-from spec.dspark_harness import BLOCK_SIZES, VOCAB, InjectedFeatures, advance, dspark, use_drafts
+from spec.dspark_harness import BLOCK_SIZES, VOCAB, InjectedFeatures, dspark, use_drafts
 from spec.harness import Harness, Oracle, random_prompt, request
+from spec.states import EXACT, advance, plain_states, rounds_equal_to_plain
 
 PROMPT = random_prompt(19, 1)
 STEPS = 12
@@ -41,20 +42,6 @@ def test_6_kda_state_after_verify_and_commit_is_that_of_a_longer_prefill(loaded,
         torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-4)
 
 
-def snapshot(harness: Harness, req) -> dict[str, torch.Tensor]:
-    """Device state of a request up to its committed length."""
-    runner = harness.core.runner
-    length = int(runner.future.new_seq_lens[req.req_pool_idx])
-    slots = runner.pools.req_to_token[req.req_pool_idx, :length]
-    return {
-        "length": torch.tensor(length),
-        "bonus": runner.future.output_tokens[req.req_pool_idx].clone(),
-        "conv": runner.pools.state.conv[:, req.state_slot].clone(),
-        "temporal": runner.pools.state.temporal[:, req.state_slot].clone(),
-        "kv": runner.pools.kv.buffer[:, slots].clone(),
-    }
-
-
 def draft_rows(harness: Harness, req) -> torch.Tensor:
     """The drafter's cache of the committed positions."""
     runner = harness.core.runner
@@ -62,20 +49,9 @@ def draft_rows(harness: Harness, req) -> torch.Tensor:
     return runner.pools.draft_kv.buffer[:, runner.pools.req_to_token[req.req_pool_idx, :length]].clone()
 
 
-EXACT = {"enable_deterministic_inference": True, "disable_overlap_schedule": True}
-
-
 @pytest.fixture(scope="module")
 def plain(target):
-    """States of plain decoding by committed length, and its ids."""
-    harness = Harness(target, speculative_algorithm="none", **EXACT)
-    req = advance(harness, PROMPT, 1)
-    states = {}
-    while len(req.output_ids) < 120:
-        state = snapshot(harness, req)
-        states[int(state["length"])] = state
-        harness.step()
-    return states, list(req.output_ids)
+    return plain_states(target, PROMPT, 120)
 
 
 def cut_every_step(harness: Harness, oracle: Oracle, width: int) -> None:
@@ -109,16 +85,7 @@ def test_state_after_every_commit_is_bit_equal_to_plain_decoding(
     else:
         cut_every_step(harness, oracle, block + 1)
     req = advance(harness, PROMPT, 1)
-    seen = 0
-    for _ in range(STEPS):
-        state = snapshot(harness, req)
-        if int(state["length"]) not in states:
-            break
-        for name, value in state.items():
-            assert torch.equal(value, states[int(state["length"])][name]), (name, int(state["length"]))
-        seen += 1
-        harness.step()
-    assert seen >= 8
+    assert rounds_equal_to_plain(harness, req, states, STEPS) >= 8
 
 
 @pytest.mark.parametrize("attention", [{}, MLA], ids=["dense", "mla"])

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from model.tiny_model import write_tiny_checkpoint
+from sgling.srt.distributed.parallel_state import ParallelState
 from sgling.srt.model_executor import graph_runner
 from sgling.srt.model_executor.graph_runner import VARIANTS, GraphRunner, batch_buckets, variant_of
+from sgling_kernel import dispatch
 from sgling_kernel.sampling import SamplingFlags
 from spec.harness import Harness, random_prompt, request
 
@@ -80,6 +82,13 @@ def fake_cuda(monkeypatch):
     monkeypatch.setattr(Recorded, "replays", 0)
 
 
+@pytest.fixture
+def refused(monkeypatch):
+    """Fast paths refused during the test."""
+    monkeypatch.setattr(dispatch, "_refused", {})
+    return dispatch._refused
+
+
 def graphed(model_dir, buckets, **kwargs) -> Harness:
     """A harness whose decode steps go through a graph runner."""
     harness = Harness(model_dir, **kwargs)
@@ -115,6 +124,31 @@ def test_what_no_graph_covers_runs_eagerly(model_dir, fake_cuda, params):
     harness = graphed(model_dir, [2])
     assert ids(harness, 2, **params) == expected
     assert harness.scheduler.graphs.why_not(step_with(harness, SamplingFlags(penalties=True))) is not None
+
+
+def test_a_decode_step_outside_of_graphs_is_said_once_with_its_reason(model_dir, fake_cuda, refused):
+    harness = graphed(model_dir, [2])
+    ids(harness, 1)
+    assert refused == {}
+    harness.run(request("p", random_prompt(5, 9), max_new_tokens=3, frequency_penalty=0.5))
+    assert refused == {"CUDA graph of a decode step": "a request uses penalties, logit bias or a minimum length"}
+
+
+def test_the_decode_log_line_tells_whether_the_step_was_a_replay(model_dir, fake_cuda, caplog):
+    harness = graphed(model_dir, [2], decode_log_interval=1)
+    with caplog.at_level("INFO"):
+        ids(harness, 1)
+        harness.run(request("p", random_prompt(5, 9), max_new_tokens=3, presence_penalty=0.5))
+    lines = [record.getMessage() for record in caplog.records if "Decode batch" in record.getMessage()]
+    assert ["cuda graph: True" in lines[0], "cuda graph: False" in lines[-1]] == [True, True]
+
+
+def test_a_gpu_server_without_captured_graphs_says_why(model_dir, refused):
+    harness = Harness(model_dir)
+    runner = harness.core.runner
+    runner.device, runner.parallel = "cuda", ParallelState(0, 2, None, None)
+    assert graph_runner.capture_graphs(harness.core.args, runner, harness.scheduler.worker) is None
+    assert refused == {"CUDA graphs": "capture is not built for tensor parallelism"}
 
 
 def step_with(harness: Harness, flags: SamplingFlags):

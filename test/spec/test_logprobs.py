@@ -64,6 +64,28 @@ def test_prompt_logprobs_cover_the_asked_tokens_whatever_the_chunks(model_dir, c
             assert entry.logprob == pytest.approx(reference[index], abs=1e-4)
 
 
+def test_prompt_logprobs_survive_the_retraction_of_a_half_read_prompt(model_dir):
+    """Older requests outgrow the pool while a prompt is being read: it is swapped out and goes on where it stopped."""
+    wanted = request("p", random_prompt(60, seed=9), logprobs=0, max_new_tokens=1)
+    wanted.logprob_start_len = 0
+    alone = Harness(model_dir, chunked_prefill_size=4).run(wanted)["p"]
+    harness = Harness(model_dir, chunked_prefill_size=4, max_total_tokens=150)
+    harness.send(*(request(f"old{i}", random_prompt(7, i), max_new_tokens=60) for i in range(2)))
+    while harness.core.resources.kv.available > 62 + 3 * harness.core.resources.window:  # it still fits, just
+        harness.step()
+    outcome = harness.run(wanted)["p"]
+    assert outcome.retractions == 1
+    assert [entry.token_id for entry in outcome.input_logprobs] == wanted.input_ids
+    assert outcome.input_logprobs == alone.input_logprobs
+
+
+def test_an_empty_prompt_is_refused_by_the_scheduler_itself_even_with_prompt_logprobs(model_dir):
+    wanted = request("p", [], logprobs=0)
+    wanted.logprob_start_len = 0
+    reason = Harness(model_dir).run(wanted)["p"].reason
+    assert (reason.type, reason.status_code, reason.message) == ("abort", 400, "the prompt is empty")
+
+
 def teacher_forced(harness: Harness, prompt: list[int]) -> list[float]:
     """Logprob of each prompt token given those before it: one generation step per prefix."""
     values = [float("nan")]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from model.tiny_model import write_tiny_checkpoint
+from sgling.srt.managers import profiler
 from sgling.srt.managers.io_struct import ProfileReq, ProfileReqOutput
 from sgling.srt.observability.rounds import find_rounds, summary
 from sgling.srt.observability.step_trace import read_trace
@@ -75,6 +76,26 @@ def test_torch_profiler_carries_the_same_names(model_dir, tmp_path):
     with gzip.open(path, "rt") as file:
         names = {event.get("name") for event in json.load(file)["traceEvents"]}
     assert {"verify", "extend", "L0 KDA"} <= names
+
+
+def test_a_profile_that_cannot_be_written_leaves_the_profiler_free_for_the_next(model_dir, tmp_path, monkeypatch):
+    def full_disk(*_):
+        raise OSError("disk full")
+
+    harness = Harness(model_dir)
+    with monkeypatch.context() as patch:
+        patch.setattr(profiler, "write_trace", full_disk)
+        harness.send(ProfileReq("a", output_dir=str(tmp_path), activities=["CPU"]))
+        harness.run(request("a", PROMPT, max_new_tokens=2))
+        harness.send(ProfileReq("b", stop=True))
+        harness.run()
+    harness.send(ProfileReq("c", output_dir=str(tmp_path)))
+    harness.run(request("c", PROMPT, max_new_tokens=2))
+    harness.send(ProfileReq("d", stop=True))
+    harness.run()
+    assert [answer.success for answer in answers(harness)] == [True, False, True, True]
+    (path,) = answers(harness)[-1].files  # the second recording asked for no torch profile and has none
+    assert read_trace(Path(path))[1]["torch_profiler"] is False
 
 
 def test_what_does_not_fit_is_refused(model_dir, tmp_path):

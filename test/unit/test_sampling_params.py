@@ -82,7 +82,7 @@ BAD = [
     *[("n", value) for value in (0, -1, 1.0, True, 10**9)],
     *[("max_new_tokens", value) for value in (-1, 1.5, "7", True, 2**63)],
     *[("min_new_tokens", value) for value in (-1, 129, True)],
-    *[("stop", value) for value in ("", ["a", ""], [None], 5, {}, [["a"]], [str(i) for i in range(33)])],
+    *[("stop", value) for value in ("", ["a", ""], [None], 5, {}, [["a"]], [str(i) for i in range(33)], ["a"] * 33)],
     *[("stop_token_ids", value) for value in ([-5], [V], [2**40], ["1"], [1.0], [True], 3, [2**64])],
     *[("stop_regex", value) for value in ("(", "", ["a", 1])],
     *[("logit_bias", value) for value in ({"99999999": 1}, {"-1": 1}, {"x": 1}, {1.5: 1}, {V: 1}, {"1": NAN})],

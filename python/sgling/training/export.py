@@ -50,7 +50,7 @@ def _ffn(prefix: str, ffn: MoE | DenseFFN) -> Iterator[tuple[str, torch.Tensor]]
 
 
 def public_tensors(model: Pico) -> Iterator[tuple[str, torch.Tensor]]:
-    """(public name, view of the master weight) of every tensor, ling3.md §2; writing into a view changes the model."""
+    """(public name, view of the master weight) of every tensor (docs/ling3.md §2); writes go into the model."""
     yield "model.word_embeddings.weight", model.embedding.data
     yield "model.norm.weight", model.norm.data
     yield "lm_head.weight", model.head.data

@@ -45,7 +45,7 @@ def kda_outputs(x, o, z, norm, eps, weight):
 
 
 class KDA(nn.Module):
-    """Kimi Delta Attention with its input norm and residual (ling3.md §3.1)."""
+    """Kimi Delta Attention with its input norm and residual (docs/ling3.md §3.1)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ def mla_outputs(x, o, gate, weight):
 
 
 class MLA(nn.Module):
-    """Gated multi-head latent attention, expanded form, with its input norm and residual (ling3.md §3.2)."""
+    """Gated multi-head latent attention, expanded form, with its input norm and residual (docs/ling3.md §3.2)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -243,7 +243,7 @@ class Layer(nn.Module):
 
 @compiled
 def join_halves(embedded, hidden, enorm, hnorm, eps, weight):
-    """eh_proj of the normed pair, embedding half first (ling3.md §3.6)."""
+    """eh_proj of the normed pair, embedding half first (docs/ling3.md §3.6)."""
     return linear(torch.cat((rms_norm(embedded, enorm, eps), rms_norm(hidden, hnorm, eps)), dim=-1), weight)
 
 

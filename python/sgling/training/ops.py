@@ -63,7 +63,7 @@ def short_conv(x: torch.Tensor, weight: torch.Tensor, positions: torch.Tensor) -
 
 
 def log_decay(f: torch.Tensor, a_log: torch.Tensor, dt_bias: torch.Tensor, bound: float) -> torch.Tensor:
-    """Per-channel log decay in (bound, 0): f [..., H, K] -> fp32 (ling3.md §3.1)."""
+    """Per-channel log decay in (bound, 0): f [..., H, K] -> fp32 (docs/ling3.md §3.1)."""
     return bound * torch.sigmoid(a_log.exp()[:, None] * (f.float() + dt_bias.view(f.shape[-2:])))
 
 
@@ -148,7 +148,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout)
 
 
 class Router(NamedTuple):
-    """Router sizes (ling3.md §3.3)."""
+    """Router sizes (docs/ling3.md §3.3)."""
 
     n_group: int
     topk_group: int
@@ -169,7 +169,7 @@ def route(logits: torch.Tensor, bias: torch.Tensor, router: Router) -> torch.Ten
 
 
 def swiglu(gate: torch.Tensor, up: torch.Tensor, limit: float | None) -> torch.Tensor:
-    """silu(gate) * up, clamped after SiLU (ling3.md §3.4); fp32 inside, one rounding."""
+    """silu(gate) * up, clamped after SiLU (docs/ling3.md §3.4); fp32 inside, one rounding."""
     activated, wide = F.silu(gate.float()), up.float()
     if limit is not None:
         activated, wide = activated.clamp(max=limit), wide.clamp(-limit, limit)

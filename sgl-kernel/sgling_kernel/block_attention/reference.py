@@ -1,4 +1,4 @@
-"""Paged attention of draft blocks, plain torch (facts/dspark.md §1.3): grouped queries, whole block or causal, window.
+"""Paged attention of draft blocks, plain torch (docs/dspark.md §1.3): grouped queries, whole block or causal, window.
 
 Latent attention is the case of one key head whose value is the leading part of its key.
 """

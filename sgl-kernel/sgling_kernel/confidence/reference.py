@@ -1,4 +1,4 @@
-"""Survival of drafts and the split of a row budget over a batch, plain torch (facts/dspark.md §2.5 and 2.6).
+"""Survival of drafts and the split of a row budget over a batch, plain torch (docs/dspark.md §2.5 and 2.6).
 
 Losslessness: for a fixed budget, whether draft j of a request is verified depends on its survival, a function of drafts
 before j, and on other requests; later drafts of the same request always rank behind it, so draft j never decides about

@@ -1,6 +1,6 @@
 """KDA prefill in chunk form: matrix products over 64-row chunks instead of one step per token.
 
-Equations: facts/ling3.md §3.1 "Chunked prefill". Agrees with the recurrence to rounding, not bit for bit. Plain torch,
+Equations: docs/ling3.md §3.1 "Chunked prefill". Agrees with the recurrence to rounding, not bit for bit. Plain torch,
 so it runs on any device; cost is linear in T and scratch memory is bounded by ``SEGMENT``.
 """
 

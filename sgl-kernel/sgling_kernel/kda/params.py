@@ -6,7 +6,7 @@ import torch
 
 
 class KDAParams(NamedTuple):
-    """Constants of one KDA layer, all fp32 whatever the model dtype (facts/ling3.md §2.7).
+    """Constants of one KDA layer, all fp32 whatever the model dtype (docs/ling3.md §2.7).
 
     Attributes:
         conv_weight: [C, 4] depth-wise taps, tap 0 the oldest row, tap 3 the current one; C = 3·H·K, channels q | k | v.

@@ -1,7 +1,7 @@
 """Arithmetic shared by every KDA operator, so that decode, verify, commit and prefill round at the same places.
 
 All of it is elementwise or a sum over the last, contiguous dim, never a matrix product: on any device and batch size a
-row's bits depend on that row alone. Formulas: facts/ling3.md §3.1; rounding points: §7.
+row's bits depend on that row alone. Formulas: docs/ling3.md §3.1; rounding points: docs/numerics.md.
 """
 
 from collections.abc import Iterator

@@ -18,6 +18,6 @@ def linear_fp32(x: Tensor, w: Tensor) -> Tensor:
     """x [N, K] times w [O, K] transposed -> fp32 [N, O], never rounded to the model dtype (router, lm_head).
 
     bf16 operands are widened first, which is exact; the widened weight is not kept, so a bf16 call pays for one fp32
-    copy of w (fp32 operands pay nothing). Source: ling3.md §3.3 and §7 points 1 and 12.
+    copy of w (fp32 operands pay nothing). Source: docs/ling3.md §3.3.
     """
     return linear(x.float(), w.float())

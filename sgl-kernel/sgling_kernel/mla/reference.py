@@ -1,4 +1,4 @@
-"""Multi-head latent attention, plain torch (ling3.md §3.2): the specification.
+"""Multi-head latent attention, plain torch (docs/ling3.md §3.2): the specification.
 
 A cache row is [latent | rotated k_pe]; the latent is normalised before it gets here. Head dimension second.
 """
@@ -53,7 +53,7 @@ def _per_head(x: Tensor, w: Tensor) -> Tensor:
 def head_gate(o: Tensor, gate_logits: Tensor) -> Tensor:
     """Scale each head by its sigmoid gate: o [N, H, v], gate_logits [N, H] -> [N, H * v] in o.dtype.
 
-    The gate is rounded to o.dtype before the product, which rounds again (ling3.md §3.2 point 5).
+    The gate is rounded to o.dtype before the product, which rounds again (docs/ling3.md §3.2).
     """
     gate = sigmoid(gate_logits.float()).to(o.dtype)
     return (o * gate[..., None]).flatten(1)

@@ -1,4 +1,4 @@
-"""Feed-forward operators, plain torch (ling3.md §3.4): the specification."""
+"""Feed-forward operators, plain torch (docs/ling3.md §3.4): the specification."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""RMS norms: fp32 inside, one rounding at the end (facts/ling3.md §3.0, §3.1 step 6, §7 points 8 and 14)."""
+"""RMS norms: fp32 inside, one rounding at the end (docs/ling3.md §3.0, §3.1 step 6)."""
 
 import torch
 

@@ -9,7 +9,7 @@ def rope_table(max_positions: int, dim: int, theta: float, device: torch.device 
 
     Returns fp32 [max_positions, dim/2, 2]: (cos, sin) of position * theta^(-2i/dim). The angle is an fp32 product, as
     in the engines that trained and serve the model; a table from fp64 angles differs beyond position 10^4.
-    Raises ValueError for an odd or non-positive dim. Source: ling3.md §3.2 point 3.
+    Raises ValueError for an odd or non-positive dim. Source: docs/ling3.md §3.2.
     """
     if dim <= 0 or dim % 2:
         raise ValueError(f"rope dim must be a positive even number, got {dim}")

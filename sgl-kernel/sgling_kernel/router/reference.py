@@ -1,4 +1,4 @@
-"""Group-limited top-k routing, plain torch (ling3.md §3.3)."""
+"""Group-limited top-k routing, plain torch (docs/ling3.md §3.3)."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""Lossless p/q rejection for drafts that were sampled from a known distribution (facts/dspark.md §2.8).
+"""Lossless p/q rejection for drafts that were sampled from a known distribution (docs/dspark.md §2.8).
 
 The emitted tokens follow the target's distribution exactly, whatever the drafter's; unlike sampled verify, a seed's
 text depends on the drafts. Every draw of a round is keyed by the round's start, which never repeats, so that no noise

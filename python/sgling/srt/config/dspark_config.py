@@ -1,4 +1,4 @@
-"""Shape of a DSpark drafter, read from its config.json (facts/dspark.md §1.7); loud on what is missing or out of range.
+"""Shape of a DSpark drafter, read from its config.json (docs/dspark.md §1.7); loud on what is missing or out of range.
 
 Keys may lie at the top, under ``dflash_config`` or under ``dspark_config``; the latter wins.
 """

@@ -5,13 +5,14 @@ buffer          dtype, shape         writer    readers          pad (rows behind
 ============== ==================== ========= ================ ===========================
 draft_tokens   int64 [B, W-1]       draft     verify           any valid id
 seq_lens       int64 [B]            verify    extend           0
-target_ids     int64 [B, W]         verify    extend, host     any valid id
-accept_lens    int64 [B]            verify    extend, host     0
+target_ids     int64 [B, W]         verify    extend (NEXTN)   any valid id
+accept_lens    int64 [B]            verify    extend           0
 features       dtype [B*W, F]       verify    extend           unused
 ============== ==================== ========= ================ ===========================
 
 ``seq_lens`` is the length before the step: verify publishes the new one before extend runs. ``features`` is what the
-drafter reads of verify's rows: final hidden states (NEXTN) or tapped layers side by side (DSPARK).
+drafter reads of verify's rows: final hidden states (NEXTN) or tapped layers side by side (DSPARK). The host never reads
+these buffers: it gets :class:`sgling.srt.core.step.StepOutput`.
 """
 
 from __future__ import annotations

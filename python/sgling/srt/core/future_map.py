@@ -35,15 +35,15 @@ class RelayRows(NamedTuple):
 class FutureMap:
     """Cross-step device buffers.
 
-    ============== ============= ============================ =================== =====
-    buffer          dtype, shape  writer                       reader              pad
-    ============== ============= ============================ =================== =====
-    new_seq_lens   int64 [R]     prefill, verdict (publish)   draft, verify       0
-    output_tokens  int64 [R]     prefill, verdict (publish)   verify, decode      0
-    topk_index     int64 [R]     extend (stash)               draft, verify       0
-    hidden_states  dtype [R, H]  extend (stash)               draft               0
-    state_slot     int64 [R]     host at admission            verify, decode      0
-    ============== ============= ============================ =================== =====
+    ============== ============= ============================ ======================= ============
+    buffer          dtype, shape  writer                       reader                  pad (row 0)
+    ============== ============= ============================ ======================= ============
+    new_seq_lens   int64 [R]     prefill, verdict (publish)   draft, verify, decode   0
+    output_tokens  int64 [R]     prefill, verdict (publish)   draft, verify, decode   any valid id
+    topk_index     int64 [R]     prefill, extend (stash)      draft (NEXTN)           any valid id
+    hidden_states  dtype [R, H]  prefill, extend (stash)      draft (NEXTN)           unused
+    state_slot     int64 [R]     host at admission            verify, decode          0
+    ============== ============= ============================ ======================= ============
     """
 
     def __init__(self, rows: int, hidden_size: int, dtype: torch.dtype, device: str):

@@ -31,7 +31,7 @@ class DenseMLP:
 
 
 class SparseMoE:
-    """Sigmoid router, top-k routed experts, one always-on shared expert (ling3.md §3.3 to §3.5).
+    """Sigmoid router, top-k routed experts, one always-on shared expert (docs/ling3.md §3.3, §3.4).
 
     The router is replicated; experts are sharded by width. The routed and the shared clamp of a layer differ, so the
     shared expert is never treated as one more routed expert.

@@ -24,6 +24,9 @@ class HealthProbe:
     Args:
         channel: link to the scheduler.
         is_busy: whether any client request is under way.
+
+    Attributes:
+        passed: no probe has given up since the scheduler was last heard.
     """
 
     def __init__(self, channel: TokenizerChannel, is_busy: Callable[[], bool]):
@@ -36,7 +39,8 @@ class HealthProbe:
         self._open_rid: str | None = None  # probe request whose finish has not come
 
     def heard(self) -> None:
-        """Anything arrived from the scheduler."""
+        """Anything arrived from the scheduler: it is alive, also when a probe has given up on it."""
+        self.passed = True
         self._sign.set()
 
     def finished(self, rid: str) -> None:
@@ -61,7 +65,6 @@ class HealthProbe:
             self._channel.send(TokenizedGenerateReqInput(rid=rid, input_ids=[0], sampling_params=params))
         try:
             await asyncio.wait_for(self._sign.wait(), timeout_s)
-            self.passed = True
         except TimeoutError:
             self.passed = False
             if self._open_rid is not None:

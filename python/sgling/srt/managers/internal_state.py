@@ -82,18 +82,19 @@ def _device_figures(gpu: DeviceClock | None, loop: StepClock) -> dict:
     }
 
 
-def log_decode(core: SchedulerCore, batch_size: int) -> None:
-    """Upstream's decode log line."""
+def log_decode(core: SchedulerCore, batch_size: int, in_graph: bool) -> None:
+    """Upstream's decode log line; ``in_graph``: whether the step just launched is a replay of captured graphs."""
     throughput, accept_length, accept_rate = core.stats.take_interval()
     used, total = core.resources.kv.used, core.resources.kv.total
     spec = f"accept len: {accept_length:.2f}, accept rate: {accept_rate:.2f}, " if core.args.spec.enabled else ""
     logger.info(
-        "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, %scuda graph: False, "
+        "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, %scuda graph: %s, "
         "gen throughput (token/s): %.2f, #queue-req: %d",
         batch_size,
         used,
         used / total,
         spec,
+        in_graph,
         throughput,
         len(core.prefill.live()),
     )

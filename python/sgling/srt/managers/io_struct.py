@@ -115,8 +115,8 @@ class RequestOutput(msgspec.Struct):
     """Increment of one request.
 
     ``new_ids`` are emitted tokens only (through the stop, never past it). ``completion_tokens`` is cumulative.
-    ``text_end``: when a stop string ended the request, the number of emitted ids is through the matching token and the
-    detokenizer cuts the text before the match (``finished_reason.matched``) unless ``no_stop_trim``.
+    When a stop string ended the request, the ids go through the matching token and the detokenizer cuts the text before
+    the match (``finished_reason.matched``) unless ``no_stop_trim``.
     """
 
     rid: str
@@ -146,7 +146,7 @@ class FlushCacheReqOutput(msgspec.Struct, tag=True):
 
 
 class GetInternalStateReqOutput(msgspec.Struct, tag=True):
-    """Answer to :class:`GetInternalStateReq`: plain JSON, see ``Scheduler.internal_state``."""
+    """Answer to :class:`GetInternalStateReq`: plain JSON, see ``internal_state.snapshot``."""
 
     req_id: str
     state: dict

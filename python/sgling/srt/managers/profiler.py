@@ -114,8 +114,11 @@ class SchedulerProfiler:
     def _finish(self) -> None:
         request, self._request = self._request, None
         trace, self._trace = self._trace, None
+        torch_profile, self._torch_profile = self._torch_profile, None
         spans = trace.stop() if trace is not None else []
         self._shadows.remove()
+        if torch_profile is not None:
+            torch_profile.stop()  # before anything can fail: the next recording needs the profiler
         if trace is None:
             raise ProfileError(f"Nothing was recorded: only {self._launches} of {request.start_step} steps had passed")
         stem = self._stem(request)
@@ -123,16 +126,14 @@ class SchedulerProfiler:
             "model": self._scheduler.core.args.served_model_name,
             "device": self._scheduler.core.runner.device,
             "steps": self._launches - request.start_step,
-            "torch_profiler": self._torch_profile is not None,
+            "torch_profiler": torch_profile is not None,
         }
         path = Path(f"{stem}.trace.json.gz")
         write_trace(path, chrome_trace(spans, self._scheduler.core.runner.parallel.rank, facts))
         self._files = [str(path)]
-        if self._torch_profile is not None:
-            self._torch_profile.stop()
+        if torch_profile is not None:
             torch_path = f"{stem}.torch.trace.json.gz"
-            self._torch_profile.export_chrome_trace(torch_path)
-            self._torch_profile = None
+            torch_profile.export_chrome_trace(torch_path)
             self._files.append(torch_path)
         logger.info("Profile written: %s", ", ".join(self._files))
 

@@ -43,7 +43,8 @@ class SwappedState(NamedTuple):
 class Req:
     """A request and the resources it owns.
 
-    ``kv_committed_len`` advances when a result is processed, so it lags the device by at most one step;
+    ``kv_committed_len`` advances when a chunk is launched or a decode result is processed, so it lags the device by at
+    most one step;
     ``kv_slots`` is everything reserved (whole pages). ``output_ids`` holds emitted tokens only. ``created_at`` and
     ``admitted_at`` (None before) are seconds of ``time.monotonic``.
     """
@@ -66,7 +67,7 @@ class Req:
         self.kv_slots: list[int] = []
         self.prefilled_len = 0
         self.kv_committed_len = 0
-        self.launched_steps = 0  # decode steps launched and not yet processed
+        self.launched_steps = 0  # steps that give tokens (the last chunk included), launched and not yet processed
         self.swapped: SwappedState | None = None
 
         self.num_retractions = 0
@@ -75,7 +76,7 @@ class Req:
         self.input_top: list[list[TokenLogprob]] = []
         self.input_extra: list[list[TokenLogprob]] = []
         self.input_logprobs_sent = False
-        if self.wants_prompt_logprobs and recv.logprob_start_len == 0:  # nothing precedes the first token
+        if self.wants_prompt_logprobs and recv.logprob_start_len == 0 and self.input_ids:  # nothing precedes it
             self.input_logprobs.append(TokenLogprob(None, self.input_ids[0]))
             self.input_top.append([])
             self.input_extra.append([])

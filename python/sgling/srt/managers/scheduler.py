@@ -126,17 +126,11 @@ class Scheduler:
         launched = self.steps.decode(batch, width)
         for req in batch:
             req.launched_steps += 1
-        self.core.count_decode_step(width, self._ran_eagerly)
+        in_graph = self.graphs is not None and not self.graphs.ran_eagerly
+        self.core.count_decode_step(width, eager=self.core.runner.device == "cuda" and not in_graph)
         if self.core.decode_steps % self.core.args.decode_log_interval == 0:
-            internal_state.log_decode(self.core, len(batch))
+            internal_state.log_decode(self.core, len(batch), in_graph)
         return launched
-
-    @property
-    def _ran_eagerly(self) -> bool:
-        """Whether the latest decode step ran outside a captured graph on a device that has them."""
-        if self.core.runner.device != "cuda":
-            return False
-        return self.graphs is None or self.graphs.ran_eagerly
 
     def process(self, launched: Launched) -> None:
         """Apply a result and send what became due."""

@@ -64,7 +64,7 @@ class SchedulerCore:
         self.results.finish(req, FinishReason(type="abort", message=message, status_code=status_code))
 
     def count_decode_step(self, width: int, eager: bool) -> None:
-        """Book a launched decode step and its fallbacks: width 1 although speculation is on, or no captured graph."""
+        """Book a launched decode step and its fallbacks: width 1 although speculation is on; on a GPU, no graph."""
         narrow = width == 1 and self.args.spec.enabled
         self.decode_steps += 1
         self.decode_steps_width1 += narrow

@@ -136,7 +136,7 @@ class TokenizerManager:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the scheduler lives and answered the last probe."""
+        """Whether the scheduler lives and was heard after the last probe that gave up."""
         return self.died is None and self.health.passed
 
     @property

@@ -45,11 +45,6 @@ class LinearStatePool:
         self.device = device
         self.conv = torch.zeros(layers, num_slots + 1, shape.conv_window, shape.channels, dtype=dtype, device=device)
         self.temporal = torch.zeros(layers, num_slots + 1, heads, dim, dim, dtype=torch.float32, device=device)
-        self._index = {layer_id: i for i, layer_id in enumerate(shape.layer_ids)}
-
-    def layer_index(self, layer_id: int) -> int:
-        """Position of a KDA layer in the pool's leading dimension."""
-        return self._index[layer_id]
 
     def clear(self, slot: int) -> None:
         """Zero one slot: the state of a request before its first token."""

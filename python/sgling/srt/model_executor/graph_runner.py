@@ -18,6 +18,7 @@ import torch
 from sgling.srt.config.server_args import ServerArgs
 from sgling.srt.core.step import PrefillInput, StepInput, StepOutput
 from sgling.srt.model_executor.model_runner import ModelRunner
+from sgling_kernel.dispatch import usable
 from sgling_kernel.sampling import SamplingFlags
 
 logger = logging.getLogger(__name__)
@@ -86,14 +87,22 @@ def batch_buckets(largest: int) -> tuple[int, ...]:
     return tuple(sorted(sizes | {largest}))
 
 
+def why_not_captured(runner: ModelRunner) -> str | None:
+    """Reason why a GPU's decode steps all run eagerly, or None."""
+    if runner.parallel.size > 1:
+        return "capture is not built for tensor parallelism"
+    if runner.needs_cpu_seq_lens:
+        return f"{', '.join(runner.pinning_backends)} need exact lengths on the host"
+    if runner.spec.algorithm not in CAPTURED_ALGORITHMS:
+        return f"capture is not tested for {runner.spec.algorithm}"
+    return None
+
+
 def capture_graphs(args: ServerArgs, runner: ModelRunner, worker: GraphableWorker) -> GraphRunner | None:
-    """Capture what a server's decode steps need; None on a CPU, under tensor parallelism and when switched off."""
-    if runner.device != "cuda" or runner.parallel.size > 1 or runner.needs_cpu_seq_lens:
+    """Capture what a server's decode steps need; None on a CPU, when switched off, and where it is refused."""
+    if runner.device != "cuda" or args.disable_cuda_graph or args.disable_decode_cuda_graph:
         return None
-    if args.disable_cuda_graph or args.disable_decode_cuda_graph:
-        return None
-    if args.spec.algorithm not in CAPTURED_ALGORITHMS:
-        logger.warning("%s decode steps run without CUDA graphs: capture is not tested for them", args.spec.algorithm)
+    if not usable("CUDA graphs", why_not_captured(runner)):
         return None
     largest = min(args.cuda_graph_max_bs_decode or runner.plan.max_running_requests, runner.plan.max_running_requests)
     buckets = args.cuda_graph_bs_decode or batch_buckets(largest)
@@ -212,7 +221,7 @@ class GraphRunner:
 
     def decode(self, step: StepInput) -> StepOutput:
         """One decode step: graph replays where they exist, else the worker's own functions."""
-        self.ran_eagerly = self.why_not(step) is not None
+        self.ran_eagerly = not usable("CUDA graph of a decode step", self.why_not(step))
         if self.ran_eagerly:
             return self._worker.decode(step)
         count = len(step.req_pool_indices)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -34,6 +35,8 @@ from sgling.srt.sampling.sampling_params import SamplingParams
 from sgling_kernel.linear import set_fixed_rows
 from sgling_kernel.sampling import ShardReduce, SingleShard
 
+logger = logging.getLogger(__name__)
+
 DETERMINISTIC_ROWS = 8  # linears run in blocks of this many rows under --enable-deterministic-inference on a CPU
 
 
@@ -51,6 +54,7 @@ class ModelRunner:
         max_width: widest verify, W.
         window: positions a round may touch behind the committed length, >= W.
         simulated_accept: forced mean accept length of a benchmark, None = the true verdicts.
+        threads: torch threads of a step on a CPU.
         forward_stream: where all device work of the scheduler runs, table writes included (None on the CPU).
         device_clock: busy and idle time of the GPU (None on the CPU).
     """
@@ -64,11 +68,13 @@ class ModelRunner:
         self.max_width, self.window = args.spec.width, args.spec.window
         simulated = read_environ().simulate_acc_len
         self.simulated_accept = simulated if simulated > 0 else None
+        if self.simulated_accept is not None:
+            logger.warning("SGLANG_SIMULATE_ACC_LEN=%g: accept lengths are forced, outputs are meaningless", simulated)
         if args.device == "cpu":
             set_fixed_rows(DETERMINISTIC_ROWS if args.enable_deterministic_inference else None)
         free = parallel.smallest(free_memory(args.device))  # one plan for all ranks: it decides who is retracted
         self.plan = make_plan(config, args, _weight_bytes(config, args), free)
-        self._threads = CpuThreads(args)
+        self.threads = CpuThreads(args)
         self._load(args)
         self._allocate(args)
         self._start_streams()
@@ -160,7 +166,7 @@ class ModelRunner:
 
     def begin_step(self, rows: int) -> None:
         """Call before the first launch of a step over ``rows`` rows; :meth:`copy_result` ends it."""
-        self._threads.for_rows(rows)
+        self.threads.for_rows(rows)
         if self.device_clock is not None:
             self.device_clock.begin()
 

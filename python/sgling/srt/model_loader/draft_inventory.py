@@ -1,4 +1,4 @@
-"""The exact tensor list of a DSpark checkpoint, from its config alone (facts/dspark.md §1.6), and what one rank holds.
+"""The exact tensor list of a DSpark checkpoint, from its config alone (docs/dspark.md §1.6), and what one rank holds.
 
 The public Ling drafter sums to 1,363,707,905 values with its copies of embedding and head, which are ignored in favour
 of the target's.

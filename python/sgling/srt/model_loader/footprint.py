@@ -21,7 +21,7 @@ _FP32 = ("conv1d.weight",)  # kept in fp32 whatever the file holds
 
 
 def is_replicated(name: str) -> bool:
-    """Whether every rank holds the whole tensor (facts/ling3.md §4.3); all others are cut into equal parts."""
+    """Whether every rank holds the whole tensor (docs/ling3.md §4.3); all others are cut into equal parts."""
     return name.endswith(_REPLICATED)
 
 

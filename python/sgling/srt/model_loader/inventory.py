@@ -1,4 +1,4 @@
-"""The exact tensor list of a Bailing-V3 checkpoint, from its config alone (ling3.md §2).
+"""The exact tensor list of a Bailing-V3 checkpoint, from its config alone (docs/ling3.md §2).
 
 The sums are known to the last digit: 127,486,405,600 values for flash with its NEXTN layer (165,472 of them F32) and
 7,893,392,800 for tiny.

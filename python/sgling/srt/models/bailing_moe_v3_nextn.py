@@ -15,7 +15,7 @@ from sgling.srt.models.bailing_moe_v3 import BailingMoeV3ForCausalLM, DecoderLay
 
 
 class BailingMoeV3ForCausalLMNextN:
-    """One gated-MLA + MoE layer behind ``eh_proj`` (ling3.md §3.6); embedding and head are the target's storage.
+    """One gated-MLA + MoE layer behind ``eh_proj`` (docs/ling3.md §3.6); embedding and head are the target's storage.
 
     Row at position p takes the embedding of token p + 1 and the hidden state of position p; its output is both the
     logits input for token p + 2 and the hidden state of the next chained draft. Its KV lies at slot p of ``draft_kv``.

@@ -1,6 +1,6 @@
 """DSpark drafter: a small stack whose history is projected target features, drafting a whole block at once.
 
-Backbone as facts/dspark.md §1.1 to 1.3; embedding and output head are the target's storage. Its cache holds one entry
+Backbone as docs/dspark.md §1.1 to 1.3; embedding and output head are the target's storage. Its cache holds one entry
 per committed token and layer, at the token's own slot; block rows write theirs behind, where injection later overwrites
 them.
 """

@@ -12,7 +12,7 @@ from sgling_kernel.pointwise import sigmoid
 
 
 class MarkovHead:
-    """Adds W2 · m(x_{k-1}) to the logits of row k (facts/dspark.md §1.4); W2 is sharded with the vocabulary.
+    """Adds W2 · m(x_{k-1}) to the logits of row k (docs/dspark.md §1.4); W2 is sharded with the vocabulary.
 
     Vanilla: m is the embedding of the previous token. :class:`GatedMarkovHead` and :class:`RnnMarkovHead` shape it by
     the row's hidden state.
@@ -93,7 +93,7 @@ MARKOV_HEADS = {"vanilla": MarkovHead, "gated": GatedMarkovHead, "rnn": RnnMarko
 
 
 class ConfidenceHead:
-    """Logit of "this draft is accepted if all before it are", fp32 (facts/dspark.md §1.5)."""
+    """Logit of "this draft is accepted if all before it are", fp32 (docs/dspark.md §1.5)."""
 
     def __init__(self, source: WeightSource, config: DSparkConfig):
         self.with_markov = config.confidence_with_markov

@@ -97,7 +97,8 @@ class SamplingParams(msgspec.Struct):
         if 0.0 <= self.temperature < GREEDY_TEMPERATURE or self.top_k == 1:
             _check_filters(self)  # the filters are about to be reset: a bad one must not be hidden
             self.temperature, self.top_k, self.top_p, self.min_p = 0.0, -1, 1.0, 0.0
-        self.stop = list(dict.fromkeys(self.stop))
+        if len(self.stop) <= MAX_STOPS:  # more are refused by verify, repeats or not
+            self.stop = list(dict.fromkeys(self.stop))
         self.stop_token_ids = sorted(set(self.stop_token_ids))
         for name in ("stop", "stop_regex"):
             if tokenizer is None and getattr(self, name):

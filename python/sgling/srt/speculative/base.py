@@ -24,6 +24,32 @@ class StepWorker(Protocol):
         """One step of running requests; commits at least one token each."""
 
 
+def window_batch(
+    runner: ModelRunner,
+    mode: ForwardMode,
+    step: StepInput,
+    ids: torch.Tensor,
+    starts: torch.Tensor,
+    state_slots: torch.Tensor,
+) -> ForwardBatch:
+    """Forward batch of ``ids`` int64 [bs, W]: the rows of each request from its committed length ``starts`` on."""
+    rows, width = step.req_pool_indices, ids.shape[1]
+    locs, positions = window_locs(runner.pools.req_to_token, rows, starts, width)
+    return ForwardBatch(
+        mode=mode,
+        input_ids=ids.reshape(-1),
+        positions=positions,
+        out_cache_loc=locs,
+        req_pool_indices=rows,
+        seq_lens=starts,
+        state_slots=state_slots,
+        width=width,
+        prefix_len=0,
+        kv_bound=step.kv_bound,
+        seq_lens_cpu=step.seq_lens_cpu,
+    )
+
+
 class PrefillForward(NamedTuple):
     """A prefill chunk after the target ran: its batch and output, and the first token (None inside a prompt)."""
 
@@ -84,23 +110,12 @@ class PlainWorker:
     def decode(self, step: StepInput) -> StepOutput:
         """See :class:`StepWorker`."""
         runner = self.runner
-        relay = runner.future.gather(step.req_pool_indices)
-        locs, positions = window_locs(runner.pools.req_to_token, step.req_pool_indices, relay.seq_lens, 1)
-        batch = ForwardBatch(
-            mode=ForwardMode.DECODE,
-            input_ids=relay.bonus,
-            positions=positions,
-            out_cache_loc=locs,
-            req_pool_indices=step.req_pool_indices,
-            seq_lens=relay.seq_lens,
-            state_slots=relay.state_slots,
-            width=1,
-            prefix_len=0,
-            kv_bound=step.kv_bound,
-            seq_lens_cpu=step.seq_lens_cpu,
-        )
+        rows = step.req_pool_indices
+        relay = runner.future.gather(rows)
+        root = relay.bonus.unsqueeze(-1)
+        batch = window_batch(runner, ForwardMode.DECODE, step, root, relay.seq_lens, relay.state_slots)
         hidden = runner.model.forward(batch, runner.pools).hidden
-        window = WindowLogits(runner.model.logits(hidden), relay.bonus.view(-1, 1), positions, step.req_pool_indices)
+        window = WindowLogits(runner.model.logits(hidden), root, batch.positions, rows)
         verdict = choose_tokens(runner, window, step.flags)
-        runner.future.publish(step.req_pool_indices, relay.seq_lens + verdict.accept_lens, verdict.bonus)
+        runner.future.publish(rows, relay.seq_lens + verdict.accept_lens, verdict.bonus)
         return window_result(runner, window, verdict, step)

@@ -16,10 +16,9 @@ from sgling.srt.core.buffers import RoundBuffers
 from sgling.srt.core.forward_batch import ForwardBatch, ForwardMode, ModelOutput
 from sgling.srt.core.step import StepInput, StepOutput
 from sgling.srt.model_executor.model_runner import ModelRunner
-from sgling.srt.speculative.base import PlainWorker
+from sgling.srt.speculative.base import PlainWorker, window_batch
 from sgling.srt.speculative.simulate import with_simulated_length
 from sgling.srt.speculative.verify import WindowLogits, choose_tokens, window_result
-from sgling_kernel.cache_locs import window_locs
 from sgling_kernel.kda import StagedBuffers, commit_replay, commit_staged
 from sgling_kernel.verdict import Verdict
 
@@ -72,22 +71,9 @@ class ChainWorker(PlainWorker, ABC):
         relay = runner.future.gather(rows)
         buffers = self.buffers.views(len(rows), width)
         candidates = torch.cat((relay.bonus.unsqueeze(-1), buffers.draft_tokens), dim=-1)
-        locs, positions = window_locs(runner.pools.req_to_token, rows, relay.seq_lens, width)
-        batch = ForwardBatch(
-            mode=ForwardMode.TARGET_VERIFY,
-            input_ids=candidates.flatten(),
-            positions=positions,
-            out_cache_loc=locs,
-            req_pool_indices=rows,
-            seq_lens=relay.seq_lens,
-            state_slots=relay.state_slots,
-            width=width,
-            prefix_len=0,
-            kv_bound=step.kv_bound,
-            seq_lens_cpu=step.seq_lens_cpu,
-        )
+        batch = window_batch(runner, ForwardMode.TARGET_VERIFY, step, candidates, relay.seq_lens, relay.state_slots)
         logits, features = self.run_target(batch, step)
-        window = WindowLogits(logits, candidates, positions, rows)
+        window = WindowLogits(logits, candidates, batch.positions, rows)
         verdict = self.judge(window, step)
         if runner.simulated_accept is not None:
             verdict = with_simulated_length(verdict, relay.seq_lens, runner.simulated_accept)

@@ -1,4 +1,4 @@
-"""How many rows a step may verify: the hardware-aware prefix scheduler (facts/dspark.md §2.6).
+"""How many rows a step may verify: the hardware-aware prefix scheduler (docs/dspark.md §2.6).
 
 With R requests of which every root is verified, n further drafts commit R + (sum of their survival) tokens on average
 and cost T(R, R + n): the budget is the n with the best ratio. Which drafts they are is decided on the device, by their

@@ -13,7 +13,7 @@ from sgling_kernel.confidence import allocate_rows, survival
 class ConfidenceScheduler:
     """Buffers and arithmetic of one worker.
 
-    ``schedule``: confidence fp32 [B, gamma] and verify_lens int64 [B]; written by draft, read by verify and the host.
+    ``schedule``: confidence fp32 [B, gamma] and verify_lens int64 [B]; written by draft, read by verify.
     ``temperatures``: fp32 [gamma] of sequential scaling, never written after start.
     """
 

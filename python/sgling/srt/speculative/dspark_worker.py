@@ -1,6 +1,6 @@
 """Chain speculation with a DSpark block drafter: a whole block per step, then a short sequential correction.
 
-Terms of facts/dspark.md §0: the anchor is the newest committed token, its position is the committed length P; draft k
+Terms of docs/dspark.md §0: the anchor is the newest committed token, its position is the committed length P; draft k
 sits at P + k. The drafter's cache holds positions below P, made of target features only.
 """
 
@@ -11,9 +11,10 @@ import torch
 from sgling.srt.core.forward_batch import ForwardBatch, ForwardMode, ModelOutput
 from sgling.srt.core.future_map import RelayRows
 from sgling.srt.core.ragged import RaggedVerifyLayout
-from sgling.srt.core.step import PrefillInput, StepInput, StepOutput
+from sgling.srt.core.step import PrefillInput, StepInput, StepOutput, VerifySchedule
 from sgling.srt.model_executor.model_runner import ModelRunner
 from sgling.srt.models.dspark import DSparkDrafter
+from sgling.srt.speculative.base import window_batch
 from sgling.srt.speculative.chain_worker import ChainWorker
 from sgling.srt.speculative.dspark_confidence import ConfidenceScheduler
 from sgling.srt.speculative.guess import guess_tokens
@@ -70,22 +71,9 @@ class DSparkWorker(ChainWorker):
         Block rows write their own cache entries behind the committed ones, where the next injection overwrites them.
         """
         runner, rows, count = self.runner, step.req_pool_indices, self.config.block_rows
-        locs, positions = window_locs(runner.pools.req_to_token, rows, relay.seq_lens, count)
         ids = torch.full((len(rows), count), self.config.mask_token_id, dtype=torch.int64, device=rows.device)
         ids[:, 0] = relay.bonus
-        batch = ForwardBatch(
-            mode=ForwardMode.DRAFT_BLOCK,
-            input_ids=ids.flatten(),
-            positions=positions,
-            out_cache_loc=locs,
-            req_pool_indices=rows,
-            seq_lens=relay.seq_lens,
-            state_slots=relay.state_slots,
-            width=count,
-            prefix_len=0,
-            kv_bound=step.kv_bound,
-            seq_lens_cpu=step.seq_lens_cpu,
-        )
+        batch = window_batch(runner, ForwardMode.DRAFT_BLOCK, step, ids, relay.seq_lens, relay.state_slots)
         hidden = self.drafter.forward(batch, runner.pools)
         return hidden.view(len(rows), count, -1)[:, count - self.config.block_size :]
 
@@ -143,11 +131,15 @@ class DSparkWorker(ChainWorker):
         return super().judge(window, step)
 
     def verify(self, step: StepInput) -> StepOutput:
-        """See :class:`ChainWorker`; a scheduled step also returns its schedule."""
+        """See :class:`ChainWorker`; a scheduled step also returns a copy of its schedule.
+
+        The next draft rewrites the buffers while the result may still be on its way to the host.
+        """
         result = super().verify(step)
         if step.verify_rows is None:
             return result
-        return result._replace(schedule=self.scheduler.view(len(step.req_pool_indices)))
+        schedule = self.scheduler.view(len(step.req_pool_indices))
+        return result._replace(schedule=VerifySchedule(*(buffer.clone() for buffer in schedule)))
 
     def extend(self, step: StepInput) -> None:
         """Inject the features of accepted rows: exactly one cache entry per committed token."""

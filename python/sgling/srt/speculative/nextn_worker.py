@@ -7,7 +7,7 @@ import torch
 from sgling.srt.core.forward_batch import ForwardBatch, ForwardMode, ModelOutput
 from sgling.srt.core.step import PrefillInput, StepInput, StepOutput
 from sgling.srt.model_executor.model_runner import ModelRunner
-from sgling.srt.speculative.base import PrefillForward
+from sgling.srt.speculative.base import PrefillForward, window_batch
 from sgling.srt.speculative.chain_worker import ChainWorker
 from sgling.srt.speculative.guess import guess_tokens
 from sgling_kernel.cache_locs import window_locs
@@ -94,22 +94,11 @@ class NextnWorker(ChainWorker):
         """
         runner, rows, width = self.runner, step.req_pool_indices, step.width
         buffers = self.buffers.views(len(rows), width)
-        locs, positions = window_locs(runner.pools.req_to_token, rows, buffers.seq_lens, width)
-        batch = ForwardBatch(
-            mode=ForwardMode.DRAFT_EXTEND,
-            input_ids=buffers.target_ids.reshape(-1),
-            positions=positions,
-            out_cache_loc=locs,
-            req_pool_indices=rows,
-            seq_lens=buffers.seq_lens,
-            state_slots=rows,
-            width=width,
-            prefix_len=0,
-            kv_bound=step.kv_bound,
-        )
+        slots = rows  # never read: the NEXTN layer has no KDA state
+        batch = window_batch(runner, ForwardMode.DRAFT_EXTEND, step, buffers.target_ids, buffers.seq_lens, slots)
         hidden = runner.draft_model.forward(batch, buffers.features, runner.pools)
         last = (buffers.accept_lens - 1).clamp_min(0)
         select = torch.arange(len(rows), device=rows.device) * width + last
         chosen = hidden.index_select(0, select)
-        seed = self.draft_tokens(chosen, positions.index_select(0, select), rows, step.flags)
+        seed = self.draft_tokens(chosen, batch.positions.index_select(0, select), rows, step.flags)
         runner.future.stash(rows, seed, chosen)

@@ -28,7 +28,7 @@ def measure_step_costs(runner: ModelRunner, worker: StepWorker, max_width: int) 
     """
     sizes = [size for size in BATCH_SIZES if size <= runner.plan.max_running_requests]
     plain = PlainWorker(runner)
-    with torch.inference_mode():
+    with torch.inference_mode(), runner.on_forward_stream():  # in stream order with the steps that follow
         step_ms = {size: never_cheaper(_fastest(runner, worker, size, range(1, max_width + 1))) for size in sizes}
         plain_ms = {size: _fastest(runner, plain, size, (1,))[0] for size in sizes}
         _reset(runner)
@@ -53,6 +53,7 @@ def _step_ms(runner: ModelRunner, worker: StepWorker, batch: int, width: int) ->
     runner.future.output_tokens[1 : batch + 1] = rows * (runner.model_config.vocab_size // (batch + 2))
     step = StepInput(rows, width, min(KV_BOUND, runner.req_to_token.width), SamplingFlags(), None)
     count = _STEPS[runner.device]
+    runner.threads.for_rows(batch * width)  # as the serving loop does
     begin = time.perf_counter()
     for _ in range(count):
         worker.decode(step)

@@ -1,4 +1,4 @@
-"""Sequential temperature scaling of a drafter's confidence (facts/dspark.md §2.5).
+"""Sequential temperature scaling of a drafter's confidence (docs/dspark.md §2.5).
 
 Left to right, with the temperatures before it frozen, each position takes the temperature that makes its survival best
 calibrated. It moves budgets and lengths, never the law of the output.

@@ -92,7 +92,7 @@ class KDAAttnBackend(AttentionBackend):
 
 
 class KDAAttention:
-    """One KDA layer (ling3.md §3.1); heads are sharded over ranks.
+    """One KDA layer (docs/ling3.md §3.1); heads are sharded over ranks.
 
     The input projection is one product with rows ``[q | k | v | b | f | g]``, each sharded by head before joining.
     """

@@ -68,7 +68,7 @@ class MLAAttnBackend(AttentionBackend):
 
 
 class MLAAttention:
-    """One gated MLA layer (ling3.md §3.2); heads are sharded, the latent projection is replicated.
+    """One gated MLA layer (docs/ling3.md §3.2); heads are sharded, the latent projection is replicated.
 
     All products of the input are one: rows ``[q_nope | q_pe | k_pe | latent | gate]``, so that the rotated parts lie
     side by side and are rotated in one call. With a query latent the rows are ``[q_latent | k_pe | latent | gate]``.
