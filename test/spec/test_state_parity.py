@@ -52,5 +52,8 @@ def compare_with_plain(harness: Harness, states: dict, ids: list[int]) -> None:
     """Rounds of every accept length in turn; before each, the state is that of plain decoding at the same length."""
     harness.use_drafter(Oracle(harness, {"r": (len(PROMPT), ids)}, 512))
     req = advance(harness, PROMPT, 1)
-    rounds_equal_to_plain(harness, req, states, STEPS)
-    assert set(req.spec.accept_histogram) != {0}
+    compared = rounds_equal_to_plain(harness, req, states, STEPS)
+    width = harness.core.runner.max_width
+    assert compared > width, "too few rounds for every accept length"
+    assert len(req.spec.accept_histogram) == width
+    assert all(req.spec.accept_histogram), req.spec.accept_histogram
