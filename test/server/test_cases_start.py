@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from model.tiny_model import write_tiny_checkpoint
 from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.config.server_args import ServerArgs
+from sgling.srt.distributed.parallel_state import ParallelState
 from sgling.srt.entrypoints.http_server import launch_server
-from sgling.srt.managers.scheduler_job import make_job
+from sgling.srt.managers.io_struct import SchedulerDied
+from sgling.srt.managers.scheduler_job import make_job, serve_scheduler
 from sgling.srt.managers.text_codec import load_tokenizer
 from sgling.srt.model_executor.memory_plan import MemoryPlanError
 from sgling.srt.parser.chat_template import ChatTemplate, ChatTemplateError
@@ -79,3 +83,14 @@ def test_the_smallest_pool_that_starts_serves_a_request(model_dir, page_size):
     harness = Harness(model_dir, max_total_tokens=least, **options)
     outcomes = harness.run(*(request(f"r{i}", [5], max_new_tokens=50) for i in range(3)))
     assert all(outcome.reason.type == "length" and outcome.ids for outcome in outcomes.values())
+
+
+def test_what_does_not_fit_is_refused_without_a_traceback(caplog):
+    def refuse(*_):
+        raise MemoryPlanError("--max-total-tokens 3: at least 9 are needed")
+
+    sent: list = []
+    channel = SimpleNamespace(send=sent.append)
+    assert not serve_scheduler(None, channel, ParallelState.single(), refuse)
+    assert sent == [SchedulerDied("MemoryPlanError: --max-total-tokens 3: at least 9 are needed")]
+    assert [record.exc_info for record in caplog.records] == [None]

@@ -114,7 +114,10 @@ def serve_scheduler(
         scheduler.run()
         return True
     except Exception as error:
-        logger.exception("Scheduler of rank %d failed", parallel.rank)
+        if isinstance(error, ServerArgsError):  # a refusal of what was asked for, not a fault: the message says it all
+            logger.error("%s", error)
+        else:
+            logger.exception("Scheduler of rank %d failed", parallel.rank)
         if channel is not None:
             channel.send(SchedulerDied(f"{type(error).__name__}: {error}"))
         return False

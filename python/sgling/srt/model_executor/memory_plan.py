@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.config.model_config import ModelConfig
 from sgling.srt.config.server_args import ServerArgs
 
@@ -17,7 +18,7 @@ _DUMMY_SLOTS = 1  # slot 0
 SHORTEST_REQUEST = 2  # tokens: a prompt of one and an output of one; a pool that cannot hold it serves nothing
 
 
-class MemoryPlanError(RuntimeError):
+class MemoryPlanError(ServerArgsError):
     """The model or its caches cannot fit; the message gives the numbers and the flags to change."""
 
 
