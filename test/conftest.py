@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from sgling_kernel import cuda, dispatch
 from sgling_kernel.linear import set_fixed_rows
 
 torch.set_num_threads(1)
@@ -44,3 +45,17 @@ def _default_linears():
     """``--enable-deterministic-inference`` is a setting of the process: no test leaves it to the next."""
     yield
     set_fixed_rows(None)
+
+
+@pytest.fixture
+def emulated_cuda(monkeypatch):
+    """Operators take their CUDA C++ form on CPU tensors: g++ compiles the kernels, fibers run their threads.
+
+    What a CUDA form refuses falls through to the Triton form, which runs in Triton's interpreter. Skips without g++.
+    """
+    monkeypatch.setattr(dispatch, "use_triton", lambda x: True)
+    with cuda.emulation():
+        reason = cuda.why_not()
+        if reason is not None:
+            pytest.skip(reason)
+        yield

@@ -7,6 +7,7 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 _refused: dict[str, str] = {}
+_cuda_kernels, _pdl = True, True
 
 SMALL_ROWS = 160  # up to here a product is a decode step: one kernel form, so a row's bits do not depend on the rest
 
@@ -14,6 +15,27 @@ SMALL_ROWS = 160  # up to here a product is a decode step: one kernel form, so a
 def use_triton(x: Tensor) -> bool:
     """Whether operands like ``x`` go to the Triton kernels. Tests replace this to run them in the interpreter."""
     return x.is_cuda
+
+
+def set_kernel_switches(cuda_kernels: bool = True, pdl: bool = True) -> None:
+    """This process's switches, before the first graph is captured.
+
+    Args:
+        cuda_kernels: whether CUDA C++ kernels serve; otherwise their Triton twins do.
+        pdl: whether a node may start before its predecessor ends (programmatic dependent launch). Changes no bit.
+    """
+    global _cuda_kernels, _pdl
+    _cuda_kernels, _pdl = cuda_kernels, pdl
+
+
+def cuda_kernels_enabled() -> bool:
+    """Whether CUDA C++ kernels may serve."""
+    return _cuda_kernels
+
+
+def pdl_enabled() -> bool:
+    """Whether nodes may be launched programmatically dependent; asked at every launch of a CUDA or Triton kernel."""
+    return _pdl
 
 
 def is_decode_sized(rows: int) -> bool:
