@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from sgling_kernel import dispatch
-from sgling_kernel.norm import reference
+from sgling_kernel.norm import cuda, reference
 
 __all__ = ["fused_add_rms_norm", "gated_rms_norm", "rms_norm"]
 
@@ -13,6 +13,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if dispatch.use_triton(x):
         from sgling_kernel.norm import kernel
 
+        if dispatch.usable("norm.cuda", cuda.why_not_rows(x, weight)):
+            return cuda.rms_norm(x, weight, eps)
         return kernel.rms_norm(x, weight, eps)
     return reference.rms_norm(x, weight, eps)
 
@@ -22,6 +24,8 @@ def fused_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) 
     if dispatch.use_triton(x):
         from sgling_kernel.norm import kernel
 
+        if dispatch.usable("norm.cuda", cuda.why_not_rows(x, residual, weight)):
+            return cuda.fused_add_rms_norm(x, residual, weight, eps)
         return kernel.fused_add_rms_norm(x, residual, weight, eps)
     return reference.fused_add_rms_norm(x, residual, weight, eps)
 
