@@ -4,7 +4,7 @@ from torch import Tensor
 
 from sgling_kernel import dispatch
 from sgling_kernel.linear import fixed_row_count, linear
-from sgling_kernel.moe import reference
+from sgling_kernel.moe import cuda, reference
 from sgling_kernel.moe.cpu import (
     empty_experts,
     experts_by_bag,
@@ -13,11 +13,16 @@ from sgling_kernel.moe.cpu import (
     why_not_bags,
     why_not_grouped,
 )
+from sgling_kernel.moe.outputs import ExpertOutputs
 from sgling_kernel.moe.reference import interleave_w13
 from sgling_kernel.moe.weights import ExpertWeights
+from sgling_kernel.norm import fused_add_rms_norm
 
 __all__ = [
+    "ExpertOutputs",
     "ExpertWeights",
+    "combine",
+    "combine_add_rms_norm",
     "dense_ffn",
     "empty_experts",
     "experts_with_shared",
@@ -37,6 +42,8 @@ def swiglu(gu: Tensor, limit: float | None) -> Tensor:
     if dispatch.use_triton(gu) and gu.dim() == 2:
         from sgling_kernel.moe import kernel
 
+        if dispatch.usable("moe.swiglu", cuda.why_not_swiglu(gu)):
+            return cuda.swiglu(gu, limit)
         return kernel.swiglu(gu, limit)
     return reference.swiglu(gu, limit)
 
@@ -48,14 +55,31 @@ def dense_ffn(x: Tensor, w13: Tensor, w2: Tensor, limit: float | None) -> Tensor
 
 def experts_with_shared(
     x: Tensor, experts: ExpertWeights, shared: ExpertWeights, weights: Tensor, ids: Tensor
-) -> Tensor:
-    """``moe_experts`` plus the always-on shared expert, each rounded on its own: x [N, d] -> [N, d]."""
+) -> Tensor | ExpertOutputs:
+    """``moe_experts`` plus the always-on shared expert, each rounded on its own: x [N, d] -> [N, d].
+
+    Where the CUDA kernels serve, the sum over slots is left open: ``combine_add_rms_norm`` or ``combine`` takes it.
+    """
     if dispatch.use_triton(x) and dispatch.is_decode_sized(x.shape[0]):
         from sgling_kernel.moe import kernel
 
+        if dispatch.usable("moe.cuda", cuda.why_not_experts(x, experts, shared, ids)):
+            return cuda.expert_outputs(x, experts, shared, weights, ids)
         if dispatch.usable("moe.pairs", kernel.why_not_pairs(x, experts, shared)):
             return kernel.experts_by_pair(x, experts, shared, weights, ids)
     return moe_experts(x, experts.w13, experts.w2, weights, ids, experts.limit) + dense_ffn(x, *shared)
+
+
+def combine(outputs: Tensor | ExpertOutputs) -> Tensor:
+    """The finished output [N, d] of ``experts_with_shared``; see reference.combine."""
+    return cuda.combine(outputs) if isinstance(outputs, ExpertOutputs) else outputs
+
+
+def combine_add_rms_norm(outputs: ExpertOutputs, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(normed, new residual) of the finished output plus the residual; see reference.combine_add_rms_norm."""
+    if dispatch.usable("moe.finish", cuda.why_not_finish(residual, weight)):
+        return cuda.combine_add_rms_norm(outputs, residual, weight, eps)
+    return fused_add_rms_norm(combine(outputs), residual, weight, eps)
 
 
 def moe_experts(x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor, ids: Tensor, limit: float | None) -> Tensor:
@@ -82,6 +106,10 @@ def _moe_experts_gpu(x: Tensor, experts: ExpertWeights, weights: Tensor, ids: Te
 
     if not dispatch.is_decode_sized(x.shape[0]) and dispatch.usable("moe.grouped", gpu.why_not_grouped(x)):
         return gpu.experts_grouped(x, experts, weights, ids)
+    if dispatch.is_decode_sized(x.shape[0]) and dispatch.usable(
+        "moe.cuda", cuda.why_not_experts(x, experts, None, ids)
+    ):
+        return cuda.combine(cuda.expert_outputs(x, experts, None, weights, ids))
     if dispatch.usable("moe.pairs", kernel.why_not_pairs(x, experts, None)):
         return kernel.experts_by_pair(x, experts, None, weights, ids)
     return experts_by_row(x, experts.w13, experts.w2, weights, ids, experts.limit)

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from sgling_kernel.linear import linear, linear_fp32
+from sgling_kernel.moe.outputs import ExpertOutputs
+from sgling_kernel.norm import reference as norm
 from sgling_kernel.pointwise import silu
 
 
@@ -46,3 +48,15 @@ def moe_experts(x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor, ids: Tensor
         out = linear_fp32(swiglu(linear(x, w13[expert]), limit), w2[expert])
         slots = torch.where((ids == expert)[..., None], out[:, None], slots)
     return (slots * weights[..., None]).sum(1).to(x.dtype)
+
+
+def combine(outputs: ExpertOutputs) -> Tensor:
+    """The layer's output [N, d]: routed slots weighed and summed in fp32, rounded; plus the rounded shared expert."""
+    top_k = outputs.weights.shape[1]
+    routed = (outputs.values[:, :top_k] * outputs.weights[..., None]).sum(1).to(outputs.dtype)
+    return routed + outputs.values[:, top_k].to(outputs.dtype) if outputs.has_shared else routed
+
+
+def combine_add_rms_norm(outputs: ExpertOutputs, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(normed, new residual) of the layer's output + residual, both [N, d]; the roundings of the two steps."""
+    return norm.fused_add_rms_norm(combine(outputs), residual, weight, eps)

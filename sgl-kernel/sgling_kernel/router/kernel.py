@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sgling_kernel.pdl import launch_pdl, pdl_trigger, pdl_wait
 from sgling_kernel.router.reference import SUM_EPS, RouterConfig
 
 
@@ -23,13 +24,17 @@ def _grouped_topk_kernel(
     TOP: tl.constexpr,
     TOP_BLOCK: tl.constexpr,
     NORM: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     group, member = tl.arange(0, G), tl.arange(0, PER)
     expert = group[:, None] * PER + member[None, :]
+    biased = tl.load(bias + expert)
+    pdl_wait(PDL)
+    pdl_trigger(PDL)
     score = tl.load(logits + row * E + expert)
     score = 1.0 / (1.0 + tl.exp(-score))
-    biased = score + tl.load(bias + expert)
+    biased += score
     if KEEP < G:
         best, where = tl.max(biased, 1, return_indices=True, return_indices_tie_break_left=True)
         group_score = best
@@ -74,6 +79,6 @@ def grouped_topk(logits: Tensor, bias: Tensor, config: RouterConfig) -> tuple[Te
     _grouped_topk_kernel[(rows,)](
         logits, bias, weights, ids, config.routed_scaling_factor, SUM_EPS,
         E=experts, G=config.n_group, PER=experts // config.n_group, KEEP=config.topk_group, TOP=config.top_k,
-        TOP_BLOCK=triton.next_power_of_2(config.top_k), NORM=config.norm_topk_prob, num_warps=1,
+        TOP_BLOCK=triton.next_power_of_2(config.top_k), NORM=config.norm_topk_prob, num_warps=1, **launch_pdl(logits),
     )  # fmt: skip
     return weights, ids
