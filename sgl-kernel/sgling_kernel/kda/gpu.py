@@ -7,6 +7,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from sgling_kernel.kda.chunk_configs import fix_configs
 from sgling_kernel.kda.params import KDAParams
 from sgling_kernel.kda.prefill_kernel import convolve, log_decay
 from sgling_kernel.pointwise import sigmoid
@@ -39,6 +40,7 @@ def kda_prefill(
     """reference.kda_prefill through ``fla.ops.kda.chunk_kda``; agrees to bf16 rounding."""
     from fla.ops.kda import chunk_kda
 
+    fix_configs()
     heads, dim = p.dt_bias.shape
     q, k, v = convolve(qkv, conv_window, p.conv_weight).view(1, -1, 3, heads, dim).unbind(2)
     out, new_state = chunk_kda(

@@ -1,9 +1,11 @@
 """KDA decode, verify and commit in Triton: conv, gates, l2 norm and the chain recurrence in one node.
 
-One program owns a tile of BV value rows of one head of one request and walks the rows of its window in order; the
-state tile stays in registers. Verify and commit share ``_delta`` and are compiled without FMA contraction (which the
-compiler may place differently in each), so folding the accepted prefix gives the bits of decoding it. The output uses
-o = (S e^g) q + u (k q): both reductions of a step run together.
+The path without nvcc, and a candidate for narrow windows (form.py). One program owns a tile of BV value rows of one
+head of one request and walks the rows of its window in order; the state tile stays in registers. Verify and commit
+share ``_delta``; every multiply-add is written as one and the compiler makes none of its own (it might place them
+differently in each), so folding the accepted prefix gives the bits of decoding it. The output uses
+o = (S e^g) q + u (k q): both reductions of a step run together. Every program waits for the previous node before its
+first load of anything but weights (PDL).
 """
 
 import torch
@@ -13,9 +15,10 @@ from torch import Tensor
 
 from sgling_kernel.kda.params import KDAParams, ReplayRing, StagedBuffers
 from sgling_kernel.kda.recurrence import L2_EPS
+from sgling_kernel.pdl import launch_pdl, pdl_trigger, pdl_wait
 
-VALUE_TILE = 8  # value rows per program, one warp: part of the numerics
-ROLL_BLOCK = 1024
+VALUE_TILE = 4  # value rows per program, one warp: part of the numerics
+ROLL_BLOCK, COPY_BLOCK = 1024, 4096
 DECODE, STAGED, REPLAY = 0, 1, 2
 
 
@@ -53,8 +56,10 @@ def _taps(weight, channel, mask):
 
 
 @triton.jit
-def _silu_rounded(x, dtype: tl.constexpr):
-    return (x / (1.0 + tl.exp(-x))).to(dtype)
+def _convolved(x0, x1, x2, x3, w0, w1, w2, w3, dtype: tl.constexpr):
+    """Four taps, oldest first, then SiLU and the rounding."""
+    y = tl.fma(x3, w3, tl.fma(x2, w2, tl.fma(x1, w1, x0 * w0)))
+    return (y / (1.0 + tl.exp(-y))).to(dtype)
 
 
 @triton.jit
@@ -68,7 +73,7 @@ def _store_window(at, oldest, middle, newest, channel, mask, C: tl.constexpr):
 def _chain_kernel(
     inputs, strides, layer, conv_pool, state_pool, slots, seq_lens, out, store, constants, W,
     H: tl.constexpr, K: tl.constexpr, DEPTH: tl.constexpr, MODE: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """inputs qkv, f, b and their row strides; layer conv_weight, a_log, dt_bias; constants lower_bound, scale, eps.
 
@@ -81,18 +86,20 @@ def _chain_kernel(
     store_x, store_k, store_v, store_g, store_beta = store
     lower_bound, scale, eps = constants
     C: tl.constexpr = 3 * H * K
-    slot = tl.load(slots + request)
     kc, vc = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     k_in, v_in = kc < K, vc < K
     qch, kch, vch = head * K + kc, H * K + head * K + kc, 2 * H * K + head * K + vc
     at = head * (K * K) + vc[:, None] * K + kc[None, :]
     inside = v_in[:, None] & k_in[None, :]
-    state = tl.load(state_pool + slot * (H * K * K) + at, mask=inside, other=0.0)
     rate = tl.exp(tl.load(a_log + head))
     bias = tl.load(dt_bias + head * K + kc, mask=k_in, other=0.0)
     qw0, qw1, qw2, qw3 = _taps(conv_weight, qch, k_in)
     kw0, kw1, kw2, kw3 = _taps(conv_weight, kch, k_in)
     vw0, vw1, vw2, vw3 = _taps(conv_weight, vch, v_in)
+    pdl_wait(PDL)
+    pdl_trigger(PDL)
+    slot = tl.load(slots + request)
+    state = tl.load(state_pool + slot * (H * K * K) + at, mask=inside, other=0.0)
     window = conv_pool + slot * (3 * C)
     q0, q1, q2 = _row(window, qch, k_in), _row(window + C, qch, k_in), _row(window + 2 * C, qch, k_in)
     k0, k1, k2 = _row(window, kch, k_in), _row(window + C, kch, k_in), _row(window + 2 * C, kch, k_in)
@@ -107,9 +114,9 @@ def _chain_kernel(
         q4, k4, v4 = _projected(qkv + following * stride_qkv, qch, kch, vch, k_in, v_in)
         next_decay = _row(f + following * stride_f, head * K + kc, k_in)
         next_beta = tl.load(b + following * stride_b + head).to(tl.float32)
-        q = _silu_rounded(q0 * qw0 + q1 * qw1 + q2 * qw2 + q3 * qw3, out.dtype.element_ty)
-        k = _silu_rounded(k0 * kw0 + k1 * kw1 + k2 * kw2 + k3 * kw3, out.dtype.element_ty)
-        v = _silu_rounded(v0 * vw0 + v1 * vw1 + v2 * vw2 + v3 * vw3, out.dtype.element_ty)
+        q = _convolved(q0, q1, q2, q3, qw0, qw1, qw2, qw3, out.dtype.element_ty)
+        k = _convolved(k0, k1, k2, k3, kw0, kw1, kw2, kw3, out.dtype.element_ty)
+        v = _convolved(v0, v1, v2, v3, vw0, vw1, vw2, vw3, out.dtype.element_ty)
         g = lower_bound / (1.0 + tl.exp(-(rate * (decay_in + bias))))
         beta = 1.0 / (1.0 + tl.exp(-beta_in))
         if MODE == 2:
@@ -124,7 +131,7 @@ def _chain_kernel(
                 tl.store(store_beta + entry * H + head, beta)
         query, key = _l2(q.to(tl.float32), eps) * scale, _l2(k.to(tl.float32), eps)
         decayed, update, state = _delta(state, key, v.to(tl.float32), tl.exp(g), beta)
-        o = tl.sum(decayed * query[None, :], 1) + update * tl.sum(key * query, 0)
+        o = tl.fma(update, tl.broadcast_to(tl.sum(key * query, 0), update.shape), tl.sum(decayed * query[None, :], 1))
         tl.store(out + n * (H * K) + head * K + vc, o.to(out.dtype.element_ty), mask=v_in)
         q0, q1, q2 = q1, q2, q3
         k0, k1, k2 = k1, k2, k3
@@ -142,8 +149,10 @@ def _chain_kernel(
 
 
 @triton.jit
-def _roll_window_kernel(qkv, conv_pool, slots, stride_qkv, C: tl.constexpr, BLOCK: tl.constexpr):
+def _roll_window_kernel(qkv, conv_pool, slots, stride_qkv, C: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Shift the conv window of a slot by one row; apart from the chain, whose tiles all read the old window."""
+    pdl_wait(PDL)
+    pdl_trigger(PDL)
     request = tl.program_id(1)
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = c < C
@@ -151,6 +160,26 @@ def _roll_window_kernel(qkv, conv_pool, slots, stride_qkv, C: tl.constexpr, BLOC
     second, third = _row(window + C, c, mask), _row(window + 2 * C, c, mask)
     newest = _row(qkv + request.to(tl.int64) * stride_qkv, c, mask)
     _store_window(window, second, third, newest, c, mask, C)
+
+
+@triton.jit(do_not_specialize=["num_slots", "bs"])
+def _snapshot_kernel(
+    conv_pool, state_pool, conv_stage, state_stage, slots, accept_lens, num_slots, bs,
+    CONV: tl.constexpr, STATE: tl.constexpr, DEPTH: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """Copy the snapshot behind the last accepted row into a slot; grid (blocks of a slot, layers * requests)."""
+    pdl_wait(PDL)
+    pdl_trigger(PDL)
+    request, layer = tl.program_id(1) % bs, (tl.program_id(1) // bs).to(tl.int64)
+    accept = tl.load(accept_lens + request)
+    base = layer * num_slots + tl.load(slots + request)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    source = base * DEPTH + accept - 1
+    in_state, in_conv = (i < STATE) & (accept > 0), (i < CONV) & (accept > 0)
+    state = tl.load(state_stage + source * STATE + i, mask=in_state)
+    conv = tl.load(conv_stage + source * CONV + i, mask=in_conv)
+    tl.store(state_pool + base * STATE + i, state, mask=in_state)
+    tl.store(conv_pool + base * CONV + i, conv, mask=in_conv)
 
 
 @triton.jit
@@ -165,9 +194,11 @@ def _window_row(window, ring_x, base, start, index, channel, mask, C: tl.constex
 @triton.jit(do_not_specialize=["num_slots", "bs"])
 def _commit_kernel(
     conv_pool, state_pool, ring_x, ring_k, ring_v, ring_g, ring_beta, slots, seq_lens, accept_lens, num_slots, bs, eps,
-    H: tl.constexpr, K: tl.constexpr, RING: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, RING: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Fold the first accept_len ring entries into a slot; grid (value tiles, heads, layers * requests)."""
+    pdl_wait(PDL)
+    pdl_trigger(PDL)
     tile, head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2) % bs
     layer = (tl.program_id(2) // bs).to(tl.int64)
     C: tl.constexpr = 3 * H * K
@@ -205,7 +236,7 @@ def _chain(qkv: Tensor, f: Tensor, b: Tensor, p: KDAParams, pools: tuple, index:
         (qkv, f, b), (qkv.stride(0), f.stride(0), b.stride(0)), (p.conv_weight, p.a_log, p.dt_bias),
         conv_pool, state_pool, slots, seq_lens, out, store[:5], (p.lower_bound, dim**-0.5, L2_EPS), width,
         H=heads, K=dim, DEPTH=store[5], MODE=mode, BK=triton.next_power_of_2(dim), BV=VALUE_TILE,
-        num_warps=1, enable_fp_fusion=False,
+        num_warps=1, enable_fp_fusion=False, **launch_pdl(qkv),
     )  # fmt: skip
     return out
 
@@ -220,7 +251,9 @@ def kda_decode(
     )  # fmt: skip
     channels = qkv.shape[1]
     grid = (triton.cdiv(channels, ROLL_BLOCK), state_slots.shape[0])
-    _roll_window_kernel[grid](qkv, conv_pool, state_slots, qkv.stride(0), C=channels, BLOCK=ROLL_BLOCK, num_warps=4)
+    _roll_window_kernel[grid](
+        qkv, conv_pool, state_slots, qkv.stride(0), C=channels, BLOCK=ROLL_BLOCK, num_warps=4, **launch_pdl(qkv)
+    )
     return out
 
 
@@ -259,6 +292,18 @@ def kda_verify_replay(
     return _chain(qkv, f, b, p, pools, (seq_lens, width), REPLAY, store)
 
 
+def commit_staged(
+    conv_pool: Tensor, state_pool: Tensor, stage: StagedBuffers, state_slots: Tensor, accept_lens: Tensor
+) -> None:
+    """reference.commit_staged: all layers and requests in one launch."""
+    (layers, num_slots), bs = state_pool.shape[:2], state_slots.shape[0]
+    conv, state = conv_pool[0, 0].numel(), state_pool[0, 0].numel()
+    _snapshot_kernel[(triton.cdiv(max(conv, state), COPY_BLOCK), layers * bs)](
+        conv_pool, state_pool, *stage, state_slots, accept_lens, num_slots, bs,
+        CONV=conv, STATE=state, DEPTH=stage.state.shape[2], BLOCK=COPY_BLOCK, num_warps=4, **launch_pdl(state_pool),
+    )  # fmt: skip
+
+
 def commit_replay(
     conv_pool: Tensor,
     state_pool: Tensor,
@@ -266,6 +311,7 @@ def commit_replay(
     state_slots: Tensor,
     seq_lens: Tensor,
     accept_lens: Tensor,
+    width: int,
 ) -> None:
     """reference.commit_replay: all layers in one launch, work proportional to what was accepted."""
     layers, num_slots, heads, dim, _ = state_pool.shape
@@ -274,5 +320,5 @@ def commit_replay(
         conv_pool, state_pool, ring.x, ring.k, ring.v, ring.g, ring.beta, state_slots, seq_lens, accept_lens,
         num_slots, bs, L2_EPS,
         H=heads, K=dim, RING=ring.x.shape[2], BK=triton.next_power_of_2(dim), BV=VALUE_TILE,
-        num_warps=1, enable_fp_fusion=False,
+        num_warps=1, enable_fp_fusion=False, **launch_pdl(state_pool),
     )  # fmt: skip
