@@ -13,8 +13,10 @@ __all__ = [
     "expand_v",
     "head_gate",
     "mla_decode",
+    "mla_decode_gated",
     "mla_prefill",
     "prepare",
+    "prepare_absorbed",
     "write_kv",
 ]
 
@@ -28,6 +30,29 @@ def prepare(
 
         return kernel.prepare(pe, latent, norm, rotary, cache)
     return reference.prepare(pe, latent, norm, rotary, cache)
+
+
+def prepare_absorbed(
+    q_nope: Tensor,
+    w_kc: Tensor,
+    pe: Tensor,
+    latent: Tensor,
+    norm: tuple[Tensor, float],
+    rotary: tuple[Tensor, Tensor],
+    cache: tuple[Tensor, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Everything between the input projection and absorbed attention: :func:`absorb_q` and :func:`prepare`.
+
+    Returns:
+        (absorbed queries [N, H, latent], rotated queries [N, H, rope]).
+    """
+    if dispatch.use_triton(q_nope):
+        from sgling_kernel.mla import cuda
+
+        reason = cuda.why_not_prepare(q_nope, w_kc, pe, latent, norm[0], cache[0])
+        if dispatch.usable("mla_prepare.cuda", reason):
+            return cuda.prepare_absorbed(q_nope, w_kc, pe, latent, norm, rotary, cache)
+    return absorb_q(q_nope, w_kc), prepare(pe, latent, norm, rotary, cache)
 
 
 def absorb_q(q_nope: Tensor, w_kc: Tensor) -> Tensor:
@@ -73,3 +98,15 @@ def mla_decode(q_lat: Tensor, q_pe: Tensor, kv_pool: Tensor, ctx: PagedContext, 
 
         return kernel.mla_decode(q_lat, q_pe, kv_pool, ctx, scale)
     return cpu.mla_decode(q_lat, q_pe, kv_pool, ctx, scale)
+
+
+def mla_decode_gated(
+    q_lat: Tensor, q_pe: Tensor, kv_pool: Tensor, ctx: PagedContext, scale: float, w_vc: Tensor, gate_logits: Tensor
+) -> Tensor:
+    """:func:`mla_decode`, :func:`expand_v` and :func:`head_gate` in turn: [N, H * v]."""
+    if dispatch.use_triton(q_lat):
+        from sgling_kernel.mla import cuda
+
+        if dispatch.usable("mla_decode.cuda", cuda.why_not_decode(q_lat, q_pe, kv_pool, ctx, w_vc, gate_logits)):
+            return cuda.mla_decode_gated(q_lat, q_pe, kv_pool, ctx, scale, w_vc, gate_logits)
+    return head_gate(expand_v(mla_decode(q_lat, q_pe, kv_pool, ctx, scale), w_vc), gate_logits)

@@ -16,6 +16,8 @@ class PagedContext(NamedTuple):
         width: rows per request, root included (host integer).
         kv_bound: host upper bound of every attended length (>= seq_len + width). Only bounds the work; no result
             depends on it.
+        early: the page table, ``req_pool_indices``, ``seq_lens`` and the cache below ``seq_lens`` were written at least
+            two nodes before the attention that reads them, so that it may fetch them before its predecessor ends.
     """
 
     req_to_token: Tensor
@@ -23,6 +25,7 @@ class PagedContext(NamedTuple):
     seq_lens: Tensor
     width: int
     kv_bound: int
+    early: bool = False
 
     def slots(self) -> Tensor:
         """Cache slots int64 [bs, min(kv_bound, Lmax)] in position order; stale beyond seq_len + width."""

@@ -12,20 +12,25 @@ import triton.language as tl
 from torch import Tensor
 
 from sgling_kernel.mla.context import PagedContext
+from sgling_kernel.pdl import launch_pdl, pdl_trigger, pdl_wait
 
-SPLIT, PROGRAMS, ROW_TILE, KV_TILE = 64, 128, 16, 32  # part of the numerics
+SPLIT, PROGRAMS, ROW_TILE, KV_TILE = 128, 128, 16, 64  # part of the numerics
 LOG2E = 1.4426950408889634
 COMBINE_COLUMNS = 64
 
 
 @triton.jit(do_not_specialize=["W"])
 def _split_kernel(
-    queries, strides, kv_pool, req_to_token, rows, seq_lens, part_out, part_ml, table_width, scale_log2, W,
+    queries, strides, kv_pool, req_to_token, rows, seq_lens, parts, table_width, scale_log2, W,
     H: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr,
     BL: tl.constexpr, BR: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, SPLIT: tl.constexpr, P: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    pdl_wait(PDL)
+    pdl_trigger(PDL)
     program, tile, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     q_lat, q_pe = queries
+    part_out, part_ml = parts
     stride_ln, stride_lh, stride_pn, stride_ph = strides  # row and head strides of both
     row = tl.load(rows + request)
     seq = tl.where(row > 0, tl.load(seq_lens + request), 0)
@@ -70,8 +75,10 @@ def _split_kernel(
 @triton.jit(do_not_specialize=["W"])
 def _combine_kernel(
     part_out, part_ml, rows, seq_lens, out, W,
-    H: tl.constexpr, LATENT: tl.constexpr, SPLIT: tl.constexpr, P: tl.constexpr, BC: tl.constexpr,
+    H: tl.constexpr, LATENT: tl.constexpr, SPLIT: tl.constexpr, P: tl.constexpr, BC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    pdl_wait(PDL)
+    pdl_trigger(PDL)
     m, request = tl.program_id(0), tl.program_id(2)
     seq = tl.where(tl.load(rows + request) > 0, tl.load(seq_lens + request), 0)
     program, c = tl.arange(0, P), tl.program_id(1) * BC + tl.arange(0, BC)
@@ -91,7 +98,10 @@ def _combine_kernel(
 def _per_head_kernel(
     x, w, out, N, stride_n, stride_h,
     H: tl.constexpr, IN: tl.constexpr, OUT: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    pdl_wait(PDL)
+    pdl_trigger(PDL)
     head = tl.program_id(1)
     n = tl.program_id(2) * BM + tl.arange(0, BM)
     o, k = tl.program_id(0) * BN + tl.arange(0, BN), tl.arange(0, BK)
@@ -109,7 +119,11 @@ def _per_head_kernel(
 
 
 @triton.jit
-def _head_gate_kernel(o, gate, out, stride_gate, H: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr):
+def _head_gate_kernel(
+    o, gate, out, stride_gate, H: tl.constexpr, V: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    pdl_wait(PDL)
+    pdl_trigger(PDL)
     n, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     c = tl.arange(0, BLOCK)
     logit = tl.load(gate + n * stride_gate + head).to(tl.float32)
@@ -122,9 +136,11 @@ def _head_gate_kernel(o, gate, out, stride_gate, H: tl.constexpr, V: tl.constexp
 @triton.jit
 def _prepare_kernel(
     pe, latent, weight, positions, table, kv_pool, loc, q_pe, stride_pe, stride_latent, eps,
-    H: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, BL: tl.constexpr, BR: tl.constexpr,
+    H: tl.constexpr, LATENT: tl.constexpr, ROPE: tl.constexpr, BL: tl.constexpr, BR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Program h < H rotates one query head; program H rotates the key, normalises the latent and stores both."""
+    pdl_wait(PDL)
+    pdl_trigger(PDL)
     n, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     half, inside = tl.arange(0, BR // 2), tl.arange(0, BR // 2) < ROPE // 2
     at = pe + n * stride_pe + head * ROPE + 2 * half
@@ -156,15 +172,15 @@ def mla_decode(q_lat: Tensor, q_pe: Tensor, kv_pool: Tensor, ctx: PagedContext, 
     out = torch.empty(rows, heads, latent, dtype=q_lat.dtype, device=q_lat.device)
     _split_kernel[(PROGRAMS, triton.cdiv(width * heads, ROW_TILE), bs)](
         (q_lat, q_pe), (*q_lat.stride()[:2], *q_pe.stride()[:2]), kv_pool, ctx.req_to_token, ctx.req_pool_indices,
-        ctx.seq_lens, part_out, part_ml, ctx.req_to_token.stride(0), scale * LOG2E, width,
+        ctx.seq_lens, (part_out, part_ml), ctx.req_to_token.stride(0), scale * LOG2E, width,
         H=heads, LATENT=latent, ROPE=rope, BL=max(16, triton.next_power_of_2(latent)),
         BR=max(16, triton.next_power_of_2(rope)), BM=ROW_TILE, BN=KV_TILE, SPLIT=SPLIT, P=PROGRAMS,
-        num_warps=4, num_stages=3,
+        num_warps=8, num_stages=2, **launch_pdl(q_lat),
     )  # fmt: skip
     columns = min(COMBINE_COLUMNS, triton.next_power_of_2(latent))
     _combine_kernel[(width * heads, triton.cdiv(latent, columns), bs)](
         part_out, part_ml, ctx.req_pool_indices, ctx.seq_lens, out, width,
-        H=heads, LATENT=latent, SPLIT=SPLIT, P=PROGRAMS, BC=columns, num_warps=4,
+        H=heads, LATENT=latent, SPLIT=SPLIT, P=PROGRAMS, BC=columns, num_warps=4, **launch_pdl(q_lat),
     )  # fmt: skip
     return out
 
@@ -177,7 +193,7 @@ def per_head(x: Tensor, w: Tensor) -> Tensor:
     bn = 16 if outputs <= 128 else 64
     _per_head_kernel[(triton.cdiv(outputs, bn), heads, triton.cdiv(count, bm))](
         x, w, out, count, x.stride(0), x.stride(1), H=heads, IN=inner, OUT=outputs, BM=bm, BN=bn, BK=64,
-        num_warps=4, num_stages=4,
+        num_warps=4, num_stages=4, **launch_pdl(x),
     )  # fmt: skip
     return out
 
@@ -187,8 +203,9 @@ def head_gate(o: Tensor, gate_logits: Tensor) -> Tensor:
     count, heads, dim = o.shape
     out = torch.empty(count, heads * dim, dtype=o.dtype, device=o.device)
     _head_gate_kernel[(count, heads)](
-        o, gate_logits, out, gate_logits.stride(0), H=heads, V=dim, BLOCK=triton.next_power_of_2(dim), num_warps=1
-    )
+        o, gate_logits, out, gate_logits.stride(0),
+        H=heads, V=dim, BLOCK=triton.next_power_of_2(dim), num_warps=1, **launch_pdl(o),
+    )  # fmt: skip
     return out
 
 
@@ -202,6 +219,6 @@ def prepare(
     _prepare_kernel[(rows, heads + 1)](
         pe, latent, weight, positions, table, kv_pool, loc, q_pe, pe.stride(0), latent.stride(0), eps,
         H=heads, LATENT=latent.shape[1], ROPE=rope, BL=triton.next_power_of_2(latent.shape[1]),
-        BR=triton.next_power_of_2(rope), num_warps=1,
+        BR=triton.next_power_of_2(rope), num_warps=1, **launch_pdl(pe),
     )  # fmt: skip
     return q_pe
