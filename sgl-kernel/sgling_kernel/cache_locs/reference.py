@@ -30,6 +30,36 @@ def window_locs(
     return torch.where(real, locs.long(), 0).flatten(), positions.flatten()
 
 
+def fill_step_metadata(
+    new_seq_lens: torch.Tensor,
+    state_slot: torch.Tensor,
+    req_to_token: torch.Tensor,
+    rows: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    """Lengths, state slots and windows of a step, written into buffers whose addresses graphs know.
+
+    Args:
+        new_seq_lens, state_slot: int64 [R], committed length and recurrent-state slot of each request row.
+        req_to_token: integer [R, Lmax].
+        rows: int64 [bs]; row 0 is padding: length 0, state slot 0, slot 0 at positions 0 .. C - 1.
+        out: (seq_lens [bs], state_slots [bs], locs [bs, C], positions [bs, C]), int64 and dense, written in place.
+    """
+    seq_lens, state_slots, locs, positions = out
+    seq_lens.copy_(torch.where(rows > 0, new_seq_lens[rows], 0))
+    state_slots.copy_(gather_state_slots(state_slot, rows))
+    window = window_locs(req_to_token, rows, seq_lens, locs.shape[1])
+    for buffer, value in zip((locs, positions), window, strict=True):
+        buffer.copy_(value.view_as(buffer))
+
+
+def keep_accepted(locs: torch.Tensor, accept_lens: torch.Tensor) -> torch.Tensor:
+    """Slots of accepted rows: ``locs`` int64 [bs * W] with 0 for rows at or behind ``accept_lens`` int64 [bs]."""
+    windows = locs.view(accept_lens.shape[0], -1)
+    row = torch.arange(windows.shape[1], device=locs.device)
+    return torch.where(row < accept_lens.unsqueeze(-1), windows, 0).flatten()
+
+
 def context_locs(
     req_to_token: torch.Tensor, req_pool_indices: torch.Tensor, indptr: torch.Tensor, total: int
 ) -> torch.Tensor:

@@ -7,6 +7,8 @@ Integer arithmetic gives the same bits on every device. torch shifts are arithme
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 
 _GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, as a signed integer
@@ -39,6 +41,16 @@ def uniform_noise(seed: torch.Tensor, position: torch.Tensor, vocab_start: int, 
     token = torch.arange(vocab_start, vocab_start + vocab_size, dtype=torch.int32, device=seed.device)
     bits = _hash32(token, words[:, :1], words[:, 1:])
     return bits.bitwise_and_(0x7FFFFFFF).float().add_(0.5).mul_(_UNIT).clamp_(max=_BELOW_ONE)
+
+
+@cache
+def seed_key(seed: int) -> int:
+    """Key of a seed before its positions are mixed in, as a signed 64-bit host integer (for fused kernels)."""
+    x = (seed + _GOLDEN) % 2**64
+    for shift, factor in ((30, _MIX1), (27, _MIX2)):
+        x = (x ^ x >> shift) * factor % 2**64
+    x ^= x >> 31
+    return x - 2**64 if x >= 2**63 else x
 
 
 def _mix64(x: torch.Tensor) -> torch.Tensor:

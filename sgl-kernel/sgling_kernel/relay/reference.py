@@ -17,9 +17,32 @@ def scatter_relay(buffers: Sequence[torch.Tensor], rows: torch.Tensor, values: S
         buffer.index_copy_(0, rows, value.to(buffer.dtype))
 
 
-def gather_relay(buffers: Sequence[torch.Tensor], rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Rows [bs, ...] of each buffer [R, ...], as new tensors in the order given."""
-    return tuple(buffer.index_select(0, rows) for buffer in buffers)
+def gather_relay(
+    buffers: Sequence[torch.Tensor], rows: torch.Tensor, out: Sequence[torch.Tensor] | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Rows [bs, ...] of each buffer [R, ...] in the order given, as new tensors or written into ``out``."""
+    picked = tuple(buffer.index_select(0, rows) for buffer in buffers)
+    if out is None:
+        return picked
+    for target, value in zip(out, picked, strict=True):
+        target.copy_(value)
+    return tuple(out)
+
+
+def window_candidates(output_tokens: torch.Tensor, rows: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
+    """Root and drafts of each window: ``output_tokens`` int64 [R] at ``rows`` [bs], ``drafts`` [bs, W-1] -> [bs, W]."""
+    return torch.cat((output_tokens.index_select(0, rows).unsqueeze(-1), drafts), dim=-1)
+
+
+def take_accepted(sources: Sequence[torch.Tensor], accept_lens: torch.Tensor, width: int) -> tuple[torch.Tensor, ...]:
+    """The last accepted row of each window, of several tensors at once.
+
+    ``sources`` [bs * width, ...], ``accept_lens`` int64 [bs]; a request that accepted nothing (padding) gives its
+    first row -> new dense tensors [bs, ...].
+    """
+    last = (accept_lens - 1).clamp_min(0)
+    select = torch.arange(len(accept_lens), device=accept_lens.device) * width + last
+    return tuple(source.index_select(0, select) for source in sources)
 
 
 def poison_relay(buffers: Sequence[torch.Tensor], rows: torch.Tensor) -> None:

@@ -13,7 +13,7 @@ import torch
 from sgling_kernel import dispatch
 from sgling_kernel.logits import argmax_lowest
 from sgling_kernel.noise import gumbel_noise
-from sgling_kernel.sampling import AdjustInputs, SamplingFlags, ShardReduce, adjust_logits, target_scores
+from sgling_kernel.sampling import AdjustInputs, SamplingFlags, ShardReduce, SingleShard, adjust_logits, target_scores
 
 
 class Verdict(NamedTuple):
@@ -72,12 +72,29 @@ def target_ids_sampled(
     return target_ids_greedy(adjusted, reduce, tables.vocab_start)
 
 
-def verdict_greedy(logits: torch.Tensor, candidates: torch.Tensor, reduce: ShardReduce, vocab_start: int) -> Verdict:
+def verdict_greedy(
+    logits: torch.Tensor,
+    candidates: torch.Tensor,
+    reduce: ShardReduce,
+    vocab_start: int,
+    rows: torch.Tensor | None = None,
+) -> Verdict:
     """Verdict when every request is greedy without adjustments.
 
-    ``logits`` [bs*W, V_local]; ``candidates`` int64 [bs, W]; ``vocab_start``: first token id of this shard.
+    ``logits`` [bs*W, V_local]; ``candidates`` int64 [bs, W]; ``vocab_start``: first token id of this shard; ``rows``
+    int64 [bs]: nothing is accepted for request row 0 (padding).
     """
-    return _judge(target_ids_greedy(logits, reduce, vocab_start), candidates)
+    if dispatch.use_triton(logits) and isinstance(reduce, SingleShard) and logits.stride(-1) == 1:
+        from sgling_kernel.verdict import kernel
+
+        return Verdict(*kernel.verdict_greedy(logits, candidates, vocab_start, rows))
+    verdict = _judge(target_ids_greedy(logits, reduce, vocab_start), candidates)
+    return verdict if rows is None else without_padding(verdict, rows)
+
+
+def without_padding(verdict: Verdict, rows: torch.Tensor) -> Verdict:
+    """The verdict with nothing accepted for padded requests (row 0 of ``rows`` int64 [bs])."""
+    return verdict._replace(accept_lens=torch.where(rows > 0, verdict.accept_lens, 0))
 
 
 def verdict_sampled(logits: torch.Tensor, inputs: AdjustInputs, flags: SamplingFlags, reduce: ShardReduce) -> Verdict:
