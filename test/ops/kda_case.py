@@ -108,5 +108,5 @@ def commit(scheme, pools: Pools, store, slots, seq_lens, accept, width) -> None:
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Equal bit for bit: -0.0 differs from 0.0, equal NaNs are equal."""
-    as_int = {2: torch.int16, 4: torch.int32}[a.element_size()]
+    as_int = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
     return a.dtype == b.dtype and torch.equal(a.contiguous().view(as_int), b.contiguous().view(as_int))

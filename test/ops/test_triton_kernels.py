@@ -165,7 +165,7 @@ def test_kda_verify_and_commit(dtype, width):
     for accept in (0, 1, width):
         accept_lens = torch.full_like(slots, accept)
         replayed, copied, reference = pools.clone(), pools.clone(), pools.clone()
-        kda_kernel.commit_replay(*replayed, mine, slots, seq_lens, accept_lens)
+        kda_kernel.commit_replay(*replayed, mine, slots, seq_lens, accept_lens, width)
         kda_reference.commit_replay(*reference, ring, slots, seq_lens, accept_lens, width)
         kda_reference.commit_staged(*copied, stage, slots, accept_lens)
         for a, b, c in zip(replayed, copied, reference, strict=True):
@@ -186,7 +186,7 @@ def test_kda_decode_equals_a_committed_verify(dtype):
             one = rows[i].pick(torch.arange(3) * width + j)
             out = kda_kernel.kda_decode(*one, p, *stepped.layer(i), slots)
             assert equal(out, whole.view(3, width, *out.shape[1:])[:, j].contiguous(), dtype)
-    kda_kernel.commit_replay(*verified, ring, slots, seq_lens, torch.full_like(slots, width))
+    kda_kernel.commit_replay(*verified, ring, slots, seq_lens, torch.full_like(slots, width), width)
     assert all(equal(a[:, 1:], b[:, 1:], dtype) for a, b in zip(stepped, verified, strict=True))
 
 
@@ -250,10 +250,14 @@ def test_mla_projections_and_preparation(dtype):
         close(got, want, dtype)
 
 
-def test_window_locs_and_chain_accept():
-    table, rows, starts = torch.randint(1, 90, (4, 40)), torch.tensor([2, 0, 3]), torch.tensor([5, 31, 0])
+def test_step_metadata_and_chain_accept():
+    table, rows = torch.randint(1, 90, (4, 40)), torch.tensor([2, 0, 3])
+    lengths, slots = torch.tensor([31, 7, 5, 0]), torch.tensor([9, 1, 2, 3])
     for width in (1, 4):
-        got, want = (m.window_locs(table, rows, starts, width) for m in (locs_kernel, locs_reference))
+        shapes = ((3,), (3,), (3, width), (3, width))
+        got, want = (tuple(torch.full(shape, -1) for shape in shapes) for _ in range(2))
+        for module, out in ((locs_kernel, got), (locs_reference, want)):
+            module.fill_step_metadata(lengths, slots, table, rows, out)
         assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
     candidates, targets = torch.randint(0, 2, (200, 5)), torch.randint(0, 2, (200, 5))
     for width in (1, 5):

@@ -8,7 +8,18 @@ its own check.
 import torch
 from torch import Tensor
 
+from sgling_kernel.linear.reference import linear_fp32
 from sgling_kernel.pointwise import sigmoid
+
+
+def confidence_logits(hidden: Tensor, embedded: Tensor | None, weight: Tensor, bias: Tensor) -> Tensor:
+    """Raw logits fp32 [N] of the confidence head (docs/dspark.md §1.5).
+
+    ``hidden`` [N, d] and ``embedded`` [N, rank] (None: the head does not read it), model dtype; ``weight`` fp32
+    [1, d + rank], ``bias`` fp32 [1].
+    """
+    x = hidden if embedded is None else torch.cat((hidden, embedded), dim=-1)
+    return linear_fp32(x, weight)[:, 0] + bias
 
 
 def survival(logits: Tensor, temperatures: Tensor) -> Tensor:
