@@ -6,7 +6,8 @@ ones on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -183,6 +184,17 @@ def use_compile(enabled: bool) -> None:
     """Switches ``compiled`` functions to torch.compile (GPU runs)."""
     global _USE_COMPILE
     _USE_COMPILE = enabled
+
+
+@contextmanager
+def eager() -> Iterator[None]:
+    """Runs ``compiled`` functions plainly for a while: shapes that are met once are not worth a compilation."""
+    before = _USE_COMPILE
+    use_compile(False)
+    try:
+        yield
+    finally:
+        use_compile(before)
 
 
 def compiled(function: Callable) -> Callable:

@@ -29,7 +29,6 @@ from .model import Pico
 from .optimizer import PicoOptimizer
 
 NEXTN_WEIGHT = 0.3
-PROMPT_WEIGHT = 0.2
 CHAIN_DECAY = 0.85
 ANSWERS_ONLY_FROM = 0.8
 """Share of the joint stage after which only assistant tokens are scored."""
@@ -129,7 +128,7 @@ class Run:
 
     def joint_step(self, progress: float, optimizer: PicoOptimizer, step: int) -> dict[str, torch.Tensor | float]:
         tokens, answer, layout = to_device(self.stream.next(), self.device)
-        weight = PROMPT_WEIGHT if progress < ANSWERS_ONLY_FROM else 0.0
+        weight = self.options.prompt_weight if progress < ANSWERS_ONLY_FROM else 0.0
         losses = joint_losses(self.model, tokens, answer, layout, weight)
         (losses.main + NEXTN_WEIGHT * losses.nextn).backward()
         factor = rate_factor(progress, step, self.options.rate)

@@ -39,6 +39,7 @@ class PretrainOptions(_Command):
     init: Path | None = flag(None, "folder of an exported model to start from")
     resume: Path | None = flag(None, "checkpoint of an interrupted run to continue")
     rate: float = flag(1.0, "factor on the joint stage's learning rates")
+    prompt_weight: float = flag(0.2, "weight of prompt tokens in the joint loss; 0 in the stage's last fifth")
     evaluate: int = flag(0, "held-out samples a scenario; 0 skips the evaluation")
     evaluate_length: int = flag(1280, "prompt and answer in the evaluation, tokens")
     config: Path | None = flag(None, "folder of the config.json to train; default: the embedded model")

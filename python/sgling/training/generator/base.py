@@ -7,12 +7,12 @@ families can be held out as well. On top of that, a hash of the prompt keeps tra
 
 from __future__ import annotations
 
-import builtins
-import keyword
 import random
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+from .unknown_words import unknown_like
 
 TRAIN, HELD_OUT, NEW_FAMILY = "train", "held_out", "new_family"
 """Splits: training; unseen prompts made of held-out slot values; families never trained on."""
@@ -44,36 +44,25 @@ def is_held_out_prompt(prompt: str) -> bool:
     return stable_hash(f"prompt:{prompt}") % 32 == 0
 
 
-_ONSETS, _VOWELS, _CODAS = (
-    "b c d f g h j k l m n p r s t v w z br cl dr fl gr pl st tr ch sh qu".split(),
-    "a e i o u ai ea oo y".split(),
-    ["", "", "n", "r", "l", "s", "t", "m", "ck", "x", "ng"],
-)
-_HAN = (
-    "安白宝北本边冰博才采草长晨城春达大丹岛德电东冬法方飞风福刚高歌格光广海汉航豪河和恒红花华欢辉慧吉佳建江杰金京静菊军凯康可兰蓝乐雷力立丽连亮林灵龙路"
-    "露绿马满美梦米民明木南宁平齐奇启千强青晴秋然荣如瑞润森山上深胜诗石书树双水思松苏天田婷通同彤万望微文武西希夏仙香向小晓心欣新星兴雄秀旭雪雅言阳叶"
-    "一依亦逸音银英颖永友宇雨玉远月悦云泽展昭哲真正之知志智中州竹子紫"
-)
+UNKNOWN_SHARE = 0.5
+"""Share of the picks from an open pool that training takes from outside the pool."""
 
 
-def made_up_word(rng: random.Random) -> str:
-    """A pronounceable word that is in no list, so that copying is learned for unknown words too."""
+def unknown_value(rng: random.Random, example: Any) -> Any:
+    """A value like ``example`` from outside the pools, held out in no form that requests or code give it.
+
+    Of a tuple (two languages, measure word and thing) every part is replaced that is longer than one character.
+    """
+    if isinstance(example, tuple):
+        return tuple(part if len(part) == 1 else unknown_value(rng, part) for part in example)
     while True:
-        word = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(rng.randint(1, 3)))
-        if len(word) > 2 and not keyword.iskeyword(word) and not hasattr(builtins, word):
+        word = unknown_like(rng, example)
+        if not any(is_held_out_value(form) for form in (word, word.lower(), word.capitalize())):
             return word
 
 
-def made_up_like(rng: random.Random, example: str) -> str:
-    """A made-up word in the script and case of ``example``."""
-    if "\u4e00" <= example[0] <= "\u9fff":
-        return "".join(rng.choice(_HAN) for _ in range(rng.randint(2, 3)))
-    word = made_up_word(rng)
-    return word.capitalize() if example[0].isupper() else word
-
-
-class OpenPool(tuple[str, ...]):
-    """A slot pool that unknown words may join."""
+class OpenPool(tuple[Any, ...]):
+    """A slot pool that unknown words may join, of strings or of tuples of strings."""
 
     __slots__ = ()
 
@@ -81,7 +70,7 @@ class OpenPool(tuple[str, ...]):
 class Slots:
     """Random source of one sample, which respects the split when it picks values from pools.
 
-    Training picks from an open pool (names, words) give a made-up word now and then.
+    Training picks from an open pool (names, words, places) give a word from outside it now and then.
     """
 
     def __init__(self, rng: random.Random, split: str = TRAIN) -> None:
@@ -92,8 +81,8 @@ class Slots:
         """One value of a slot pool, from this split's part of it (the whole pool where that part is empty)."""
         rng = self.rng
         want = self.split != TRAIN
-        if not want and isinstance(pool, OpenPool) and rng.random() < 0.3:
-            return made_up_like(rng, pool[0])
+        if not want and isinstance(pool, OpenPool) and rng.random() < UNKNOWN_SHARE:
+            return unknown_value(rng, rng.choice(pool))
         for _ in range(24):
             value = pool[int(rng.random() * len(pool))]
             if is_held_out_value(value) == want:

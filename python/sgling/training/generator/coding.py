@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import io
+import keyword
 import re
 from functools import cache
 from pathlib import Path
@@ -13,15 +14,11 @@ from typing import Any, NamedTuple
 
 from .base import TRAIN, Sample, Slots, assistant, in_split, user, with_system
 from .coding_classes import CLASS_FAMILIES
-from .coding_values import KIND_HINTS, KIND_NAMES, make_value
+from .coding_values import EASY, HARD, KIND_HINTS, KIND_NAMES, TINY, Level, make_value
 from .pools import NOUNS, VERBS, WORDS
 
 HELD_OUT_FAMILIES = frozenset(
     {"count_less", "shift_all", "word_lengths", "distance", "filter_odd", "first_items", "rectangle"}
-)
-LOCAL_NAMES = frozenset(
-    "total index low high mid pivot left right part window even odd seen value key char word code first second".split()
-    + "divisor prime digit item result".split()
 )
 
 
@@ -97,13 +94,26 @@ def families() -> tuple[Family, ...]:
 
 
 def code_name(slots: Slots, family: Family) -> str:
-    """A function name: the family's own or one a user may choose; never a builtin, parameter or local variable."""
-    if slots.chance(0.45):
+    """A function name: the family's own or one a user may choose; never a builtin, parameter or local variable.
+
+    Training chooses the family's own less often, since these are learned by heart and need no copying.
+    """
+    if slots.chance(0.3 if slots.split == TRAIN else 0.45):
         return slots.phrase(family.names)
-    taken = LOCAL_NAMES.union(dir(builtins), *(names.split() for names in KIND_NAMES.values()))
-    while (name := free_name(slots)) in taken:
+    while (name := free_name(slots)) in taken_names():
         pass
     return name
+
+
+@cache
+def taken_names() -> frozenset[str]:
+    """Names a function may not have: keywords, builtins, parameter names, every word of a template's code or docstring.
+
+    A renamed function changes all its occurrences, so these must be its own.
+    """
+    filled = " ".join(("result number item", *KIND_NAMES.values()))
+    templates = " ".join(text for family in families() for text in (family.text["en"], *family.bodies.values()))
+    return frozenset(re.findall(r"[a-z_]+", f"{filled} {templates}")).union(keyword.kwlist, dir(builtins))
 
 
 def free_name(slots: Slots) -> str:
@@ -128,11 +138,16 @@ def call_text(name: str, args: tuple[Any, ...]) -> str:
     return f"{name}({', '.join(repr(arg) for arg in args)})"
 
 
-def fresh_args(slots: Slots, family: Family, easy: bool) -> tuple[Any, ...]:
-    """One argument per parameter. Examples the model picks itself are easy, so that their results can be right."""
+def fresh_args(slots: Slots, family: Family, level: Level) -> tuple[Any, ...]:
+    """One argument per parameter. Arguments of stated results are easy, so that a small model can get them right.
+
+    A family that compares with a large constant keeps large numbers: comparing them is no harder.
+    """
+    if any(high > EASY.top for _, high in family.constants.values()):
+        level = level._replace(top=HARD.top)
     args: list[Any] = []
     for kind in family.kinds:
-        args.append(make_value(slots, kind, args, easy))
+        args.append(make_value(slots, kind, args, level))
     return tuple(args)
 
 
@@ -154,7 +169,7 @@ def make_draft(slots: Slots, family: Family, wishes: Wishes, style: str) -> Draf
     doc = Template(family.text["en"]).substitute(words)
     first = f"def {name}({signature}){' -> ' + family.hint if wishes.hints else ''}:\n"
     source = first + (f'    """{doc[0].upper() + doc[1:]}."""\n' if wishes.docstring else "") + body.rstrip("\n")
-    args = fresh_args(slots, family, easy=not wishes.own_args)
+    args = fresh_args(slots, family, EASY if wishes.own_args else TINY)
     return Draft(family, name, tuple(params), source, style, words, args, run_source(source, call_text(name, args)))
 
 
@@ -242,7 +257,7 @@ def follow_up(slots: Slots, draft: Draft, zh: bool) -> list[dict[str, Any]]:
     if kind == "tests":
         lines = [f"from solution import {draft.name}\n\n"]
         for _ in range(2):
-            args = fresh_args(slots, draft.family, easy=True)
+            args = fresh_args(slots, draft.family, TINY)
             call = call_text(draft.name, args)
             lines.append(f"assert {call} == {run_source(draft.source, call)!r}\n")
         ask = (
@@ -253,11 +268,12 @@ def follow_up(slots: Slots, draft: Draft, zh: bool) -> list[dict[str, Any]]:
         lead = "测试如下：" if zh else "Here are two tests:"
         return [user(ask), assistant(f"{lead}\n\n```python\n{''.join(lines)}```")]
     if kind == "call":
-        call = call_text(draft.name, fresh_args(slots, draft.family, easy=False))
+        call = call_text(draft.name, fresh_args(slots, draft.family, EASY))
         result = run_source(draft.source, call)
         ask = f"{call}的结果是什么？" if zh else slots.phrase((f"What does {call} return?", f"And {call}?"))
         return [user(ask), assistant(f"`{call}`返回`{result!r}`。" if zh else f"`{call}` returns `{result!r}`.")]
-    new = code_name(slots, draft.family)
+    while (new := code_name(slots, draft.family)) == draft.name:
+        pass
     source = re.sub(rf"\b{draft.name}\b", new, draft.source)
     ask = (
         f"把函数改名为{new}。"
@@ -278,7 +294,8 @@ def class_answer(heads: tuple[str, str, str], source: str, example: str, output:
 def class_sample(slots: Slots, key: str, zh: bool) -> Sample:
     """A small class with an executed usage example."""
     en, zh_text, body, usage, why, why_zh = CLASS_FAMILIES[key]
-    noun = slots.pick(NOUNS)
+    while (noun := slots.pick(NOUNS)) in taken_names():
+        pass
     words = {
         "C": key.capitalize()
         if slots.chance(0.3)
@@ -313,7 +330,7 @@ def generate(slots: Slots) -> Sample:
     if class_keys and slots.chance(0.08):
         return class_sample(slots, slots.phrase(class_keys), zh)
     family = slots.phrase([family for family in families() if in_split(family.key, slots.split, HELD_OUT_FAMILIES)])
-    wishes = Wishes(slots.chance(0.25), slots.chance(0.25), slots.chance(0.6))
+    wishes = Wishes(slots.chance(0.25), slots.chance(0.25), slots.chance(0.5))
     style = "short" if "short" in family.bodies and slots.chance(0.35) else "loop"
     draft = make_draft(slots, family, wishes, style)
     thinking = slots.chance(0.2)
@@ -325,7 +342,7 @@ def generate(slots: Slots) -> Sample:
         messages += follow_up(slots, draft, zh)
     tests = []
     for _ in range(3):
-        args = fresh_args(slots, family, easy=False)
+        args = fresh_args(slots, family, HARD)
         tests.append((call_text(draft.name, args), repr(run_source(draft.source, call_text(draft.name, args)))))
     check = {"kind": "code", "run": tests}
     return Sample("coding", family.key, with_system(slots, messages), enable_thinking=thinking, check=check)

@@ -25,11 +25,11 @@ SCENARIOS: dict[str, Generator] = {
     "small_talk": small_talk.generate,
 }
 TOKEN_SHARES = {
-    "coding": 0.22,
-    "tool_calling": 0.23,
-    "long_report": 0.15,
-    "zh_chat": 0.13,
-    "arithmetic": 0.19,
+    "coding": 0.28,
+    "tool_calling": 0.28,
+    "long_report": 0.11,
+    "zh_chat": 0.10,
+    "arithmetic": 0.15,
     "small_talk": 0.04,
     "stdlib": 0.04,
 }

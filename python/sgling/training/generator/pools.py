@@ -35,7 +35,7 @@ _ZH_ITEMS = """个:苹果 个:橙子 个:梨 个:桃子 个:西瓜 个:鸡蛋 �
 颗:糖 颗:珠子 颗:草莓 块:饼干 块:巧克力 块:积木 块:橡皮 支:铅笔 支:钢笔 支:蜡笔 本:书 本:练习本 本:杂志 张:邮票
 张:卡片 张:贴纸 张:门票 朵:花 朵:玫瑰 棵:树 棵:白菜 瓶:水 瓶:牛奶 盒:牛奶 盒:彩笔 条:毛巾 条:围巾 条:鱼 件:衬衫
 件:玩具 把:尺子 把:椅子 袋:大米 袋:土豆 只:风筝"""
-ZH_ITEMS = tuple(tuple(pair.split(":")) for pair in _ZH_ITEMS.split())
+ZH_ITEMS = OpenPool(tuple(pair.split(":")) for pair in _ZH_ITEMS.split())
 
 _CITIES = """Paris:巴黎 London:伦敦 Berlin:柏林 Madrid:马德里 Rome:罗马 Vienna:维也纳 Oslo:奥斯陆 Dublin:都柏林
 Lisbon:里斯本 Athens:雅典 Prague:布拉格 Warsaw:华沙 Zurich:苏黎世 Milan:米兰 Munich:慕尼黑 Geneva:日内瓦 Tokyo:东京
@@ -47,7 +47,7 @@ Montreal:蒙特利尔 Boston:波士顿 Chicago:芝加哥 Seattle:西雅图 Denve
 Miami:迈阿密 Atlanta:亚特兰大 Phoenix:凤凰城 Lima:利马 Bogota:波哥大 Santiago:圣地亚哥 Helsinki:赫尔辛基
 Stockholm:斯德哥尔摩 Copenhagen:哥本哈根 Brussels:布鲁塞尔 Budapest:布达佩斯 Istanbul:伊斯坦布尔 Porto:波尔图
 Lyon:里昂 Hamburg:汉堡"""
-CITIES = tuple(tuple(pair.split(":")) for pair in _CITIES.split())
+CITIES = OpenPool(tuple(pair.split(":")) for pair in _CITIES.split())
 
 _NOUNS = """value item number total score price count name word text line row cell node path file key list data
 record entry user order task event point step level index size width height depth weight length age date time day

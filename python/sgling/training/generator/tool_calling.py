@@ -146,8 +146,8 @@ def synthetic_spec(slots: Slots) -> Spec:
 
 
 def make_tool(slots: Slots, spec: Spec) -> Tool:
-    """Draws the names and builds the OpenAI-style schema; a quarter of training tools have names met nowhere else."""
-    renamed = slots.split == TRAIN and len(spec.names) > 1 and slots.chance(0.25)
+    """Draws the names and builds the OpenAI-style schema; a third of training tools have names met nowhere else."""
+    renamed = slots.split == TRAIN and len(spec.names) > 1 and slots.chance(0.35)
     name = spec.names[0] if slots.chance(0.5) else slots.phrase(spec.names)
     if renamed:
         name = f"{slots.pick(VERBS)}_{slots.pick(NOUNS)}"

@@ -5,38 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .base import Slots
+from .base import OpenPool, Slots
 from .pools import CITIES, EN_ITEMS, EN_NAMES, NOUNS, WORDS, ZH_ITEMS, ZH_NAMES
 
-ZH_TOPICS = (
-    "买菜",
-    "项目周会",
-    "交房租",
-    "生日聚会",
-    "看牙医",
-    "写周报",
-    "打扫房间",
-    "读书会",
-    "跑步训练",
-    "接孩子",
-    "预算讨论",
-    "产品发布",
-    "备份文件",
-    "浇花",
-    "取快递",
-    "练琴",
-    "家长会",
-    "团队午餐",
-    "检查邮件",
-    "订车票",
-    "学习英语",
-    "准备晚饭",
-    "整理照片",
-    "修自行车",
-    "面试安排",
-    "设计评审",
-    "年终总结",
-)
+_ZH_TOPICS = """买菜 项目周会 交房租 生日聚会 看牙医 写周报 打扫房间 读书会 跑步训练
+接孩子 预算讨论 产品发布 备份文件 浇花 取快递 练琴 家长会 团队午餐
+检查邮件 订车票 学习英语 准备晚饭 整理照片 修自行车 面试安排 设计评审 年终总结"""
+ZH_TOPICS = OpenPool(_ZH_TOPICS.split())
 JSON_TYPES = {
     "int": "integer",
     "float": "number",
