@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import keyword
 import random
 import re
 from itertools import islice
@@ -14,12 +16,14 @@ from sgling.training.generator.base import (
     HELD_OUT,
     NEW_FAMILY,
     TRAIN,
+    UNKNOWN_SHARE,
     Sample,
     Slots,
     is_held_out_prompt,
     is_held_out_value,
 )
-from sgling.training.generator.pools import EN_NAMES
+from sgling.training.generator.coding_values import EASY, HARD, TINY
+from sgling.training.generator.pools import CITIES, EN_NAMES, WORDS, ZH_ITEMS, ZH_NAMES
 
 
 def samples(scenario: str, count: int, split: str = TRAIN) -> list[Sample]:
@@ -83,6 +87,72 @@ def test_code_examples_and_asserts_are_true():
         for block in blocks[1:]:
             if "assert" in block:
                 coding.run_source(blocks[0] + "\n" + block.split("\n", 1)[1], "None")
+
+
+def test_function_names_are_free(monkeypatch):
+    """No name hides a builtin or keyword or reads like the code around it; a planted one is drawn again."""
+    family = coding.families()[0]
+    for split in (TRAIN, HELD_OUT):
+        slots = Slots(random.Random(f"names {split}"), split)
+        names = {coding.code_name(slots, family) for _ in range(3000)} - set(family.names)
+        assert len(names) > 300
+        for name in names:
+            assert name.isidentifier() and not keyword.iskeyword(name) and not hasattr(builtins, name)
+    assert {"range", "append", "index", "result", "numbers", "list", "lambda"} <= coding.taken_names()
+    for planted in ("range", "append", "class", "text", "result"):
+        drawn = iter((planted, "find_stone"))
+        monkeypatch.setattr(coding, "free_name", lambda slots, drawn=drawn: next(drawn))
+        monkeypatch.setattr(Slots, "chance", lambda self, probability: False)
+        assert coding.code_name(Slots(random.Random(1)), family) == "find_stone"
+
+
+def test_renamed_functions_still_give_the_same_result():
+    found = 0
+    for sample in samples("coding", 2500):
+        blocks = [block for text in answers(sample) for block in checks.CODE_BLOCK.findall(text)]
+        if len(blocks) < 2 or "assert" in blocks[1] or "class " in blocks[0]:
+            continue
+        found += 1
+        (old, new), (call, result) = (re.match(r"def (\w+)", block)[1] for block in blocks), sample.check["run"][0]
+        assert old != new
+        assert repr(coding.run_source(blocks[1], call.replace(old, new, 1))) == result, blocks[1]
+    assert found > 100
+
+
+def test_stated_results_are_those_of_small_arguments():
+    """Examples that the answer computes in its head stay small; only the hidden tests have large arguments."""
+    slots = Slots(random.Random(3))
+    for family in coding.families():
+        for level in (TINY, EASY):
+            for value in coding.fresh_args(slots, family, level):
+                assert not isinstance(value, list) or len(value) <= 5
+                assert not isinstance(value, str) or len(value.split()) <= 2
+    assert max(max(coding.fresh_args(slots, coding.families()[0], TINY)[0]) for _ in range(200)) == TINY.top
+    assert max(max(coding.fresh_args(slots, coding.families()[0], HARD)[0]) for _ in range(200)) > 90
+
+
+def test_unknown_words_join_open_pools_in_training_only():
+    slots = Slots(random.Random(2))
+    for pool in (EN_NAMES, WORDS, ZH_NAMES, CITIES, ZH_ITEMS):
+        drawn = [slots.pick(pool) for _ in range(2000)]
+        outside = [value for value in drawn if value not in pool]
+        assert abs(len(outside) / len(drawn) - UNKNOWN_SHARE) < 0.08 and len(set(outside)) > 0.8 * len(outside)
+        held = {part for value in pool if is_held_out_value(value) for part in (value if pool is CITIES else [value])}
+        assert held and not held & {part for value in drawn for part in (value if pool is CITIES else [value])}
+        unseen = Slots(random.Random(2), HELD_OUT)
+        assert {unseen.pick(pool) for _ in range(200)} <= set(pool)
+    for value in (slots.pick(ZH_ITEMS) for _ in range(200)):
+        assert value[0] in {measure for measure, _ in ZH_ITEMS}
+    for value in (slots.pick(CITIES) for _ in range(200)):
+        assert value[0][0].isupper() and "\u4e00" <= value[1][0] <= "\u9fff"
+
+
+@pytest.mark.parametrize("split", [TRAIN, HELD_OUT, NEW_FAMILY])
+@pytest.mark.parametrize("scenario", mix.SCENARIOS)
+def test_every_draw_of_many_seeds_renders(scenario, split):
+    """One bad draw in a worker ends a training run."""
+    for sample in samples(scenario, 1500 if split == TRAIN else 300, split):
+        assert mix.render_answer(sample)
 
 
 def test_the_right_answer_passes_its_check():
