@@ -39,8 +39,18 @@ COMMANDS: dict[str, Command] = {
         "measure every draft depth, write the table of --speculative-depth auto",
         "sgling.bench.depth_sweep",
     ),
+    "sweep rows": Command(
+        "[MODEL] [flags]", "measure DSPARK rounds by verify rows, write the table of scheduling", "sgling.sweep_rows"
+    ),
     "fit-confidence": Command(
         "[MODEL] [flags]", "calibrate the confidence of a DSPARK drafter on prompts", "sgling.fit_confidence"
+    ),
+    "train-draft dspark": Command(
+        "[flags]", "train a DSPARK drafter on what the target says, export and check it", "sgling.train_draft"
+    ),
+    "train-draft nextn": Command("[flags]", "train the target's NEXTN layer the same way", "sgling.train_draft"),
+    "train-draft ablate": Command(
+        "PLAN [flags]", "rank small variants of a drafter and write the table", "sgling.train_draft"
     ),
     "trace": Command(
         "[MODEL] [flags]", "record decode rounds: a Perfetto trace and a picture of one", "sgling.bench.trace"
@@ -58,6 +68,9 @@ COMMANDS: dict[str, Command] = {
     ),
     "eval gsm8k": Command("[flags]", "few-shot mathematics, as upstream's script", "sgling.bench.evals.gsm8k"),
     "eval tools": Command("[flags]", "tool calls: exact, well-formed, offered", "sgling.bench.evals.tools"),
+    "eval drafters": Command(
+        "[flags]", "NEXTN and DSPARK drafters side by side on the embedded model", "sgling.bench.evals.drafters"
+    ),
     "eval pico": Command("[flags]", "the gates of the embedded model", "sgling.bench.evals.pico"),
 }
 
@@ -80,6 +93,8 @@ def _run(name: str, argv: list[str]) -> int:
     module = import_module(COMMANDS[name].module)
     if name == "serve":
         return module.main(argv, "sgling serve", "model_path")
+    if name.startswith("train-draft "):
+        return module.main(argv, name.split()[1])
     return module.main(argv)
 
 

@@ -17,6 +17,7 @@ from sgling.bench.workload import load_template
 from sgling.srt.config.acceptance import MAX_NEW_TOKENS, Acceptance, floor_key, read_acceptance
 from sgling.srt.config.choices import explain_choices
 from sgling.srt.config.doctor_args import DoctorArgs
+from sgling.srt.config.draft_model import acceptance_dir
 from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.config.model_config_checks import ModelConfigError
 from sgling.srt.config.server_args import ServerArgs
@@ -145,7 +146,8 @@ def examine(args: DoctorArgs, job: SchedulerJob) -> int:
     """Everything that needs a loaded model; exit status 1 when the acceptance smoke fails."""
     from sgling import Engine
 
-    acceptance = read_acceptance(job.model_dir)
+    directory = acceptance_dir(job.server_args, job.model_dir)
+    acceptance = read_acceptance(directory)
     if args.record_floor and not acceptance.accept_lengths:
         acceptance = Acceptance(scenario_texts(job), {})
     flags = at_fixed_depth(args)
@@ -165,7 +167,7 @@ def examine(args: DoctorArgs, job: SchedulerJob) -> int:
     if smoke is None:
         return 0
     if args.record_floor:
-        path = acceptance.with_measured(spec, smoke.accept_length).write(job.model_dir)
+        path = acceptance.with_measured(spec, smoke.accept_length).write(directory)
         print(f"\nfloor recorded for {floor_key(spec)}: {path}")
     return 1 if smoke.passed is False else 0
 

@@ -35,8 +35,8 @@ def forwards(loaded: LoadedModel) -> dict:
     hidden = torch.cat(hidden)
     moe, kda, mla = target.layers[3].mlp, target.layers[0].attention, target.layers[3].attention
     shapes = {
-        "w13": moe.experts.w13, "w2": moe.experts.w2, "shared_w2": moe.shared.w2, "kda_in": kda.in_proj.weight,
-        "o_proj": kda.o_proj.weight, "w_kc": mla.w_kc, "dense": mla.dense.weight, "gate": moe.gate,
+        "w13": moe.experts.w13, "w2": moe.experts.w2, "shared_w2": moe.shared.w2, "o_proj": kda.o_proj.weight,
+        "w_kc": mla.w_kc, "dense": mla.dense.weight, "gate": moe.gate,
         "head": target.logits_processor.weight, "embedding": target.embed_tokens.weight,
     }  # fmt: skip
     return {
@@ -45,7 +45,7 @@ def forwards(loaded: LoadedModel) -> dict:
         "draft": draft,
         "draft_logits": nextn.logits(draft),
         "vocab_range": target.vocab_range,
-        "shapes": {name: tuple(tensor.shape) for name, tensor in shapes.items()},
+        "shapes": {name: tuple(tensor.shape) for name, tensor in shapes.items()} | {"kda_in": (kda.in_proj.rows,)},
         "weight_bytes": loaded.report.weight_bytes,
     }
 

@@ -81,4 +81,5 @@ def step_of(harness: Harness, req, width: int | None = None) -> StepInput:
 def block_outputs(harness: Harness, req) -> torch.Tensor:
     """[block, d] of the block that would be drafted next."""
     worker, step = harness.scheduler.worker, step_of(harness, req)
-    return worker.block_hidden(step, worker.runner.future.gather(step.req_pool_indices))[0]
+    anchor = worker.runner.future.bonus(step.req_pool_indices)
+    return worker.block_hidden(step, worker.metadata.at_start(step), anchor)[0]

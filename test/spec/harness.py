@@ -130,7 +130,7 @@ class Harness:
             worker = self.scheduler.worker
             worker.draft = lambda step: drafter(worker, step)
             if self.scheduler.graphs is not None:
-                self.scheduler.graphs.eager_steps.add("draft")
+                self.scheduler.graphs.run_eagerly("draft")
 
 
 def draft_view(worker: ChainWorker, step: StepInput) -> torch.Tensor:
@@ -162,14 +162,16 @@ class Oracle:
         self.turn = 0
 
     def __call__(self, worker: ChainWorker, step: StepInput) -> None:
-        view = draft_view(worker, step)
+        rows = step.req_pool_indices
         owners = {req.req_pool_idx: req.rid for req in self.harness.core.decode.running}
-        lengths = worker.runner.future.new_seq_lens[step.req_pool_indices].tolist()
-        for i, row in enumerate(step.req_pool_indices.tolist()):
-            self.turn += 1
-            wrong_at = 0 if self.always_wrong else self.turn % step.width
-            prompt_len, ids = self.truth[owners[row]]
-            for j in range(step.width - 1):
-                index = lengths[i] + j + 1 - prompt_len
-                token = ids[index] if index < len(ids) else 0
-                view[i, j] = (token + 1) % self.vocab if j == wrong_at else token
+        lengths = worker.runner.future.new_seq_lens[rows].tolist()
+        drafts = [self._drafts(owners[row], lengths[i], step.width) for i, row in enumerate(rows.tolist())]
+        draft_view(worker, step).copy_(torch.tensor(drafts, dtype=torch.int64).view(len(rows), -1))
+
+    def _drafts(self, rid: str, length: int, width: int) -> list[int]:
+        self.turn += 1
+        wrong_at = 0 if self.always_wrong else self.turn % width
+        prompt_len, ids = self.truth[rid]
+        first = length + 1 - prompt_len
+        tokens = (ids[first : first + width - 1] + [0] * width)[: width - 1]
+        return [(token + 1) % self.vocab if j == wrong_at else token for j, token in enumerate(tokens)]

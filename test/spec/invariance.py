@@ -56,7 +56,10 @@ def pairwise(axes: dict[str, tuple]) -> list[tuple]:
     open_pairs = {pair for case in everything for pair in _pairs(case)}
     chosen = []
     while open_pairs:
-        best = max(rng.sample(everything, 200), key=lambda case: len(open_pairs.intersection(_pairs(case))))
+        best = max(
+            rng.sample(everything, min(200, len(everything))),
+            key=lambda case: len(open_pairs.intersection(_pairs(case))),
+        )
         covered = open_pairs.intersection(_pairs(best))
         if covered:
             chosen.append(best)

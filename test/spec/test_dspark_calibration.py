@@ -10,11 +10,14 @@ import pytest
 from model.tiny_drafter import write_tiny_drafter
 from model.tiny_model import write_tiny_checkpoint
 from sgling.fit_confidence import main as fit_main
+from sgling.srt.config.depth_table import DepthTable
 from sgling.srt.config.draft_model import complete_args
 from sgling.srt.config.dspark_tables import read_sps_table, read_temperatures
 from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.config.server_args import ServerArgs
 from sgling.srt.speculative.sts import GRID, calibration_error, fit_temperatures
+from sgling.sweep_rows import main as sweep_main
+from sgling.sweep_rows import rates
 from spec.dspark_harness import dspark
 from spec.harness import random_prompt, request
 
@@ -94,6 +97,29 @@ def test_bad_step_tables_are_refused(tmp_path, content, message):
     file.write_text(json.dumps(content))
     with pytest.raises(ServerArgsError, match=message):
         read_sps_table(str(file))
+
+
+def test_row_rates_take_the_slower_of_overlapping_batches_and_never_rise():
+    table = rates(DepthTable("test", {1: (4.0, 5.0, 4.5, 9.0), 2: (6.0, 7.0, 8.0, 9.0)}, {}))
+    assert table.rows == (1, 2, 3, 4, 6, 8)
+    assert [1000 / rate for rate in table.steps_per_sec] == pytest.approx([4.0, 6.0, 6.0, 9.0, 9.0, 9.0])
+
+
+def test_sweep_rows_writes_a_table_that_scheduling_reads(target, tmp_path, capsys, monkeypatch):
+    drafter, output = write_tiny_drafter(tmp_path / "drafter"), tmp_path / "sps.json"
+    argv = ["--model-path", str(target), "--speculative-draft-model-path", str(drafter), "--output", str(output)]
+    argv += "--device cpu --speculative-algorithm DSPARK --max-running-requests 2".split()
+    assert sweep_main(argv) == 0
+    assert f"wrote {output}" in capsys.readouterr().out
+    table = read_sps_table(str(output))
+    assert table.rows == (1, 2, 3, 4, 5)  # batch 1 of the measured sizes, widths 1 to 5
+    assert list(table.steps_per_sec) == sorted(table.steps_per_sec, reverse=True)
+    monkeypatch.setenv("SGLANG_RAGGED_VERIFY_MODE", "compact")
+    harness = dspark(target, drafter, speculative_dspark_sps_table_path=str(output))
+    items = [request(f"r{i}", random_prompt(9, i), max_new_tokens=8) for i in range(2)]
+    assert all(len(outcome.ids) == 8 for outcome in harness.run(*items).values())
+    assert sweep_main(["--model-path", str(target), "--device", "cpu"]) == 1
+    assert "needs --speculative-algorithm DSPARK" in capsys.readouterr().err
 
 
 def test_a_simulated_accept_length_cannot_be_scheduled(target, tmp_path, monkeypatch):

@@ -5,81 +5,27 @@ Shows that padded buckets, variants and fallbacks give the ids of eager steps; w
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
-import torch
 
 from model.tiny_model import write_tiny_checkpoint
 from sgling.srt.distributed.parallel_state import ParallelState
 from sgling.srt.model_executor import graph_runner
-from sgling.srt.model_executor.graph_runner import VARIANTS, GraphRunner, batch_buckets, variant_of
+from sgling.srt.model_executor.graph_runner import MASKED, VARIANTS, batch_buckets, variant_of
 from sgling_kernel import dispatch
 from sgling_kernel.sampling import SamplingFlags
-from spec.harness import Harness, random_prompt, request
+from spec.fake_graphs import Recorded, with_graphs
+from spec.harness import Harness, random_drafter, random_prompt, request
 
-
-class Recorded:
-    """Stands in for a CUDA graph: ``replay`` calls what was captured."""
-
-    replays = 0
-
-    def __init__(self):
-        self.run = None
-
-    def capture_begin(self, pool):
-        """Nothing is recorded."""
-
-    def capture_end(self):
-        """Nothing is recorded."""
-
-    def replay(self):
-        Recorded.replays += 1
-        self.run()
-
-
-class NoStream:
-    """Stands in for a CUDA stream."""
-
-    def wait_stream(self, other):
-        """One stream only."""
+MASKED_PARAMS = (
+    {"frequency_penalty": 0.5, "presence_penalty": 0.3, "repetition_penalty": 1.2},
+    {"logit_bias": {7: 2.0, 9: -100.0}},
+    {"min_new_tokens": 5, "ignore_eos": False},
+)
 
 
 @pytest.fixture(scope="module")
 def model_dir(tmp_path_factory):
     return write_tiny_checkpoint(tmp_path_factory.mktemp("tiny"))
-
-
-@pytest.fixture
-def fake_cuda(monkeypatch):
-    """No device: streams do nothing, graphs remember their function. The collector is left alone."""
-    replacements = {
-        "CUDAGraph": Recorded,
-        "Stream": NoStream,
-        "stream": lambda stream: contextlib.nullcontext(),
-        "current_stream": NoStream,
-        "synchronize": lambda: None,
-        "graph_pool_handle": lambda: 0,
-        "mem_get_info": lambda: (0, 0),
-    }
-    for name, value in replacements.items():
-        monkeypatch.setattr(torch.cuda, name, value)
-    monkeypatch.setattr(graph_runner.gc, "freeze", lambda: None)
-    real = GraphRunner._capture
-
-    def capture(self, key, function):
-        graph, step = real(self, key, function), self._static_step(key)
-
-        def run():
-            output = function(step)
-            if output is not None:
-                self._pack(output, key)
-
-        graph.run = run
-        return graph
-
-    monkeypatch.setattr(GraphRunner, "_capture", capture)
-    monkeypatch.setattr(Recorded, "replays", 0)
 
 
 @pytest.fixture
@@ -89,15 +35,9 @@ def refused(monkeypatch):
     return dispatch._refused
 
 
-def graphed(model_dir, buckets, **kwargs) -> Harness:
+def graphed(model_dir, buckets, merged=True, **kwargs) -> Harness:
     """A harness whose decode steps go through a graph runner."""
-    harness = Harness(model_dir, **kwargs)
-    scheduler = harness.scheduler
-    runner = scheduler.core.runner
-    scheduler.graphs = GraphRunner(runner, scheduler.worker, buckets, [runner.max_width])
-    scheduler.graphs.capture()
-    scheduler.steps._worker = scheduler.graphs
-    return harness
+    return with_graphs(Harness(model_dir, **kwargs), buckets, merged)
 
 
 def ids(harness: Harness, count: int, **params) -> dict[str, list[int]]:
@@ -118,27 +58,71 @@ def test_padded_buckets_give_the_ids_of_eager_steps(model_dir, fake_cuda, algori
     assert Recorded.replays > 0
 
 
-@pytest.mark.parametrize("params", [{"frequency_penalty": 0.5}, {"logit_bias": {7: 2.0}}, {"min_new_tokens": 3}])
-def test_what_no_graph_covers_runs_eagerly(model_dir, fake_cuda, params):
-    expected = ids(Harness(model_dir), 2, **params)
+@pytest.mark.parametrize("merged", [True, False])
+@pytest.mark.parametrize("params", MASKED_PARAMS)
+def test_the_masked_variant_covers_what_adjusts_logits(model_dir, fake_cuda, params, merged):
+    expected = ids(Harness(model_dir), 3, **params)
+    harness = graphed(model_dir, [4], merged)
+    assert ids(harness, 3, **params) == expected
+    assert harness.core.decode_steps > 0
+    assert Recorded.replays == harness.core.decode_steps * (1 if merged else 3)
+
+
+def test_tables_of_the_masked_variant_stay_where_they_were_captured(model_dir, fake_cuda):
     harness = graphed(model_dir, [2])
-    assert ids(harness, 2, **params) == expected
-    assert harness.scheduler.graphs.why_not(step_with(harness, SamplingFlags(penalties=True))) is not None
+    before = harness.core.runner.sampling.tables
+    ids(harness, 2, **{name: value for params in MASKED_PARAMS for name, value in params.items()})
+    after = harness.core.runner.sampling.tables
+    tensors = [name for name in before._fields if name != "vocab_start"]
+    assert [getattr(before, name).data_ptr() for name in tensors] == [
+        getattr(after, name).data_ptr() for name in tensors
+    ]
+
+
+@pytest.mark.parametrize("merged", [True, False])
+@pytest.mark.parametrize("algorithm", ["none", "NEXTN"])
+@pytest.mark.parametrize("metadata", ["in_graph", "glue", "eager"])
+def test_metadata_modes_give_the_same_ids(model_dir, fake_cuda, algorithm, metadata, merged):
+    kwargs = {"speculative_algorithm": algorithm, "cuda_graph_metadata": metadata}
+    expected = ids(Harness(model_dir, speculative_algorithm=algorithm), 3, temperature=0.8)
+    assert ids(Harness(model_dir, **kwargs), 3, temperature=0.8) == expected
+    assert ids(graphed(model_dir, [1, 2, 4], merged, **kwargs), 3, temperature=0.8) == expected
+
+
+@pytest.mark.parametrize("metadata", ["in_graph", "glue", "eager"])
+def test_a_replaced_drafter_turns_the_round_into_three_graphs(model_dir, fake_cuda, metadata):
+    expected = ids(Harness(model_dir), 3)
+    harness = graphed(model_dir, [1, 4], cuda_graph_metadata=metadata)
+    assert {key.step for key in harness.scheduler.graphs.captured} == {"round"}
+    harness.use_drafter(random_drafter(512))
+    assert {key.step for key in harness.scheduler.graphs.captured} == {"round", "verify", "extend"}
+    assert ids(harness, 3) == expected
+    assert Recorded.replays >= 2 * harness.core.decode_steps
+
+
+@pytest.mark.parametrize("name", ["draft", "verify", "extend"])
+def test_any_device_step_may_run_eagerly_among_graphs(model_dir, fake_cuda, name):
+    expected = ids(Harness(model_dir), 3)
+    harness = graphed(model_dir, [4], cuda_graph_metadata="glue")
+    harness.scheduler.graphs.run_eagerly(name)
+    assert ids(harness, 3) == expected
+    assert Recorded.replays == 2 * harness.core.decode_steps
 
 
 def test_a_decode_step_outside_of_graphs_is_said_once_with_its_reason(model_dir, fake_cuda, refused):
     harness = graphed(model_dir, [2])
     ids(harness, 1)
     assert refused == {}
-    harness.run(request("p", random_prompt(5, 9), max_new_tokens=3, frequency_penalty=0.5))
-    assert refused == {"CUDA graph of a decode step": "a request uses penalties, logit bias or a minimum length"}
+    for i in range(2):
+        harness.run(request(f"p{i}", random_prompt(5, 9), max_new_tokens=3, logprobs=2 * i))
+    assert refused == {"CUDA graph of a decode step": "logprobs are returned"}
 
 
 def test_the_decode_log_line_tells_whether_the_step_was_a_replay(model_dir, fake_cuda, caplog):
     harness = graphed(model_dir, [2], decode_log_interval=1)
     with caplog.at_level("INFO"):
         ids(harness, 1)
-        harness.run(request("p", random_prompt(5, 9), max_new_tokens=3, presence_penalty=0.5))
+        harness.run(request("p", random_prompt(5, 9), max_new_tokens=3, logprobs=0))
     lines = [record.getMessage() for record in caplog.records if "Decode batch" in record.getMessage()]
     assert ["cuda graph: True" in lines[0], "cuda graph: False" in lines[-1]] == [True, True]
 
@@ -148,19 +132,15 @@ def test_a_gpu_server_without_captured_graphs_says_why(model_dir, refused):
     runner = harness.core.runner
     runner.device, runner.parallel = "cuda", ParallelState(0, 2, None, None)
     assert graph_runner.capture_graphs(harness.core.args, runner, harness.scheduler.worker) is None
-    assert refused == {"CUDA graphs": "capture is not built for tensor parallelism"}
+    assert refused == {"CUDA graphs": "capture of collectives was never tried on several GPUs"}
 
 
-def step_with(harness: Harness, flags: SamplingFlags):
-    graphs = harness.scheduler.graphs
-    return graphs._static_step(graph_runner.GraphKey("verify", 1, harness.core.runner.max_width, flags))
-
-
-def test_capture_is_idempotent(model_dir, fake_cuda):
-    graphs = graphed(model_dir, [1, 2]).scheduler.graphs
+@pytest.mark.parametrize("merged", [True, False])
+def test_capture_is_idempotent(model_dir, fake_cuda, merged):
+    graphs = graphed(model_dir, [1, 2], merged).scheduler.graphs
     before = dict(graphs.captured)
     graphs.capture()
-    assert graphs.captured == before and graphs.report.count == 2 * 3 * len(VARIANTS)
+    assert graphs.captured == before and graphs.report.count == 2 * (1 if merged else 3) * len(VARIANTS)
 
 
 def test_buckets_and_variants():
@@ -170,4 +150,5 @@ def test_buckets_and_variants():
     assert variant_of(SamplingFlags()) == VARIANTS[0]
     assert variant_of(SamplingFlags(sampled=True)) == VARIANTS[1]
     assert variant_of(SamplingFlags(sampled=True, min_p=True)) == VARIANTS[2]
-    assert variant_of(SamplingFlags(penalties=True)) is None
+    for name in ("penalties", "logit_bias", "min_tokens"):
+        assert variant_of(SamplingFlags(**{name: True})) == MASKED

@@ -62,6 +62,15 @@ def test_plain_decode_reads_nothing(model_dir):
         assert worker.decode(step_of(worker, 1)).tokens.shape == (4, 1)
 
 
+@pytest.mark.parametrize("metadata", ["in_graph", "glue", "eager"])
+def test_no_metadata_mode_reads_anything(model_dir, metadata):
+    with FakeTensorMode():
+        worker = fake_worker(
+            model_dir, speculative_algorithm="NEXTN", speculative_num_steps=3, cuda_graph_metadata=metadata
+        )
+        assert worker.decode(step_of(worker, 4)).tokens.shape == (4, 4)
+
+
 def test_the_instrument_works(model_dir):
     with FakeTensorMode(), pytest.raises(DataDependentOutputException):
         torch.ones(1).item()

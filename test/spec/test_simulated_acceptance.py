@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sgling.srt.speculative.simulate import with_simulated_length
-from sgling_kernel.verdict import Verdict
+from sgling.srt.speculative.simulate import checked_mean
+from sgling_kernel.verdict import Verdict, simulated_verdict
 
 
 def verdict(rows: int, width: int) -> Verdict:
@@ -18,7 +18,7 @@ def verdict(rows: int, width: int) -> Verdict:
 @pytest.mark.parametrize("mean", [1.0, 3.45, 6.0, 9.0])
 def test_mean_bonus_and_padding(mean):
     rows, width = 4001, 6
-    result = with_simulated_length(verdict(rows, width), torch.arange(rows), mean)
+    result = simulated_verdict(verdict(rows, width), torch.arange(rows), checked_mean(mean))
     lengths = result.accept_lens[1:]
     assert result.accept_lens[0] == 0
     assert abs(lengths.double().mean() - min(mean, width)) < 0.03
@@ -28,4 +28,4 @@ def test_mean_bonus_and_padding(mean):
 
 def test_less_than_the_bonus_is_refused():
     with pytest.raises(ValueError, match="0.5"):
-        with_simulated_length(verdict(2, 3), torch.zeros(2, dtype=torch.int64), 0.5)
+        checked_mean(0.5)

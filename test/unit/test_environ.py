@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from sgling.srt.config.environ import Environ, bench_authorization, force_shutdown, no_color, read_environ
+from sgling.srt.config.environ import (
+    Environ,
+    bench_authorization,
+    force_shutdown,
+    kernel_switches,
+    no_color,
+    read_environ,
+)
 
 
 def test_defaults():
@@ -21,12 +28,21 @@ def test_published_variables_are_read_and_unknown_ones_ignored():
         {
             "SGLANG_RAGGED_VERIFY_MODE": "compact",
             "SGLANG_OPT_FUSED_KDA_VERIFY": "1",
+            "SGLANG_ENABLE_METADATA_GLUE_GRAPH": "1",
+            "SGLANG_ENABLE_FUSED_VERIFY_EXTEND_GRAPH": "true",
             "SGLANG_HEALTH_CHECK_TIMEOUT": "3",
             "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "False",
             "SGLANG_SOMETHING_ELSE": "x",
         }
     )
-    assert environ == Environ("compact", True, 3.0, False)
+    assert environ == Environ(
+        ragged_verify_mode="compact",
+        opt_fused_kda_verify=True,
+        enable_metadata_glue_graph=True,
+        enable_fused_verify_extend_graph=True,
+        health_check_timeout=3.0,
+        enable_health_endpoint_generation=False,
+    )
 
 
 @pytest.mark.parametrize("name", ["SGLANG_HEALTH_CHECK_TIMEOUT", "SGLANG_OPT_FUSED_KDA_VERIFY"])
@@ -52,3 +68,10 @@ def test_bench_authorization():
 def test_no_color():
     assert no_color({"NO_COLOR": "1"})
     assert not no_color({"NO_COLOR": ""})
+
+
+def test_kernel_switches():
+    assert kernel_switches({}) == {"cuda_kernels": True, "pdl": True}
+    assert kernel_switches({"SGLING_DISABLE_PDL": "1"}) == {"cuda_kernels": True, "pdl": False}
+    with pytest.raises(ValueError, match="SGLING_DISABLE_CUDA_KERNELS"):
+        kernel_switches({"SGLING_DISABLE_CUDA_KERNELS": "perhaps"})

@@ -77,6 +77,14 @@ class GraphArgs:
     cuda_graph_max_bs_prefill: int | None = hint(None, _NO_GRAPHS)
     cuda_graph_bs_decode: list[int] | None = flag(None, "captured batch sizes; default 1, 2, 4, 8, 16, ...")
     cuda_graph_bs_prefill: list[int] | None = hint(None, _NO_GRAPHS)
+    cuda_graph_relay: str = flag(
+        "merged", "a decode step is one graph, or three (draft, verify, extend)", choices=("merged", "three")
+    )
+    cuda_graph_metadata: str | None = flag(
+        None,
+        "where slots and positions of a step are worked out: in its graph (default), in a glue graph, eagerly",
+        choices=("in_graph", "glue", "eager"),
+    )
     cuda_graph_backend_decode: str | None = hint(None, _NO_GRAPHS, choices=("full", "breakable", "disabled"))
     cuda_graph_backend_prefill: str | None = hint(None, _NO_GRAPHS, choices=("full", "breakable", "disabled"))
     cuda_graph_config: dict | None = hint(None, _NO_GRAPHS)

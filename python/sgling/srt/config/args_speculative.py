@@ -43,6 +43,9 @@ class SpeculativeArgs:
     speculative_depth_table: str | None = flag(
         None, "step times for auto, written by sgling sweep depth; default: measured at start"
     )
+    speculative_token_map: str | None = flag(
+        None, "NEXTN: file of the token ids that may be drafted (JSON list or .pt); default: the whole vocabulary"
+    )
     speculative_adaptive: bool = flag(False, "upstream's name of --speculative-depth auto")
     speculative_smoke: str = flag(
         "auto",
@@ -86,7 +89,6 @@ class SpeculativeHintArgs:
     speculative_attention_mode: str = hint(
         "prefill", "verify has its own attention kernel", choices=("prefill", "decode")
     )
-    speculative_token_map: str | None = not_built(None, "a reduced draft vocabulary")
     speculative_accept_threshold_single: float = not_built(1.0, _LOSSY)
     speculative_accept_threshold_acc: float = not_built(1.0, _LOSSY)
     speculative_use_block_verification: bool = not_built(False, "block verification")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sgling.srt.config.acceptance import FILE_NAME
 from sgling.srt.config.dspark_config import DSparkConfig
 from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.config.model_path import resolve_model_path
@@ -34,3 +35,12 @@ def complete_args(args: ServerArgs) -> ServerArgs:
     if args.spec.algorithm != "DSPARK" or args.spec.drafter is not None:
         return args
     return args.with_drafter(DSparkConfig.from_dir(drafter_dir(args)))
+
+
+def acceptance_dir(args: ServerArgs, model_dir: Path) -> Path:
+    """Where the recorded acceptance lies: beside a DSPARK drafter whose training wrote one, else with the model."""
+    if args.spec.algorithm == "DSPARK" and args.load_format != "dummy":
+        directory = drafter_dir(args)
+        if (directory / FILE_NAME).is_file():
+            return directory
+    return model_dir

@@ -22,6 +22,8 @@ class Environ:
         ragged_verify_mode: DSPARK verify above batch 1: static = all drafts; compact = those most likely to survive,
             packed; cap-accept = the same ones count, all rows run (to compare with compact).
         opt_fused_kda_verify: asked for in published launch lines; the fused verify is the only one here.
+        enable_metadata_glue_graph: ``--cuda-graph-metadata glue`` where that flag is not given.
+        enable_fused_verify_extend_graph: asked for in published launch lines; a step is one graph here anyway.
         health_check_timeout: seconds a health probe waits for any engine output.
         enable_health_endpoint_generation: whether ``/health`` runs a one-token request.
         req_waiting_timeout: seconds a request may wait in the queue, -1 = any.
@@ -31,6 +33,8 @@ class Environ:
 
     ragged_verify_mode: str = "static"
     opt_fused_kda_verify: bool = False
+    enable_metadata_glue_graph: bool = False
+    enable_fused_verify_extend_graph: bool = False
     health_check_timeout: float = 20.0
     enable_health_endpoint_generation: bool = True
     req_waiting_timeout: float = -1.0
@@ -68,6 +72,13 @@ def force_shutdown(variables: Mapping[str, str] | None = None) -> bool:
     return _read("SGL_FORCE_SHUTDOWN", source.get("SGL_FORCE_SHUTDOWN", "0"), bool)
 
 
+def kernel_switches(variables: Mapping[str, str] | None = None) -> dict[str, bool]:
+    """``SGLING_DISABLE_CUDA_KERNELS`` and ``SGLING_DISABLE_PDL`` as arguments of ``dispatch.set_kernel_switches``."""
+    source = os.environ if variables is None else variables
+    names = {"cuda_kernels": "SGLING_DISABLE_CUDA_KERNELS", "pdl": "SGLING_DISABLE_PDL"}
+    return {switch: not _read(name, source.get(name, "0"), bool) for switch, name in names.items()}
+
+
 def bench_authorization(variables: Mapping[str, str] | None = None) -> str | None:
     """Authorization header of the bench client: ``OPENAI_API_KEY`` as a bearer token, else ``API_KEY`` as it is."""
     source = os.environ if variables is None else variables
@@ -86,3 +97,10 @@ def no_color(variables: Mapping[str, str] | None = None) -> bool:
     """``NO_COLOR``: any non-empty value asks programs not to colour their output."""
     source = os.environ if variables is None else variables
     return bool(source.get("NO_COLOR"))
+
+
+def with_visible_gpu(index: int) -> dict[str, str]:
+    """Environment for a child process that shall see one GPU only: the ``index``-th of those visible here."""
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    chosen = visible[index] if index < len(visible) else str(index)
+    return {**os.environ, "CUDA_VISIBLE_DEVICES": chosen}

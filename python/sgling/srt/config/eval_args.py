@@ -81,3 +81,24 @@ class PicoArgs(EvalArgs):
         if not 0 < self.width_questions <= self.num_questions or self.family_questions <= 0:
             return "--family-questions must be positive, --width-questions in 1 ... --num-questions"
         return super().error()
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftersArgs(EvalArgs):
+    """Drafters of one target side by side: accept length by scenario and position, TPOT; held-out prompts."""
+
+    drafters: list[str] | None = flag(None, "DSPARK drafters, names or directories; default: the embedded ones")
+    num_questions: int = flag(12, "held-out prompts per scenario")
+    max_new_tokens: int = flag(768, "tokens per answer, at most")
+    parallel: int = flag(1, "questions in flight; 1 is what TPOT is meant for")
+    widths: list[int] | None = flag(None, "NEXTN verify widths; default: 2 ... 8")
+    seed: str = flag("eval", "which prompts")
+    report_only: bool = flag(False, "exit status 0 even when the first drafter does not beat NEXTN")
+
+    def error(self) -> str | None:
+        """What is wrong with the flags together."""
+        if self.is_live:
+            return "the engines are started here: --base-url and --port do not apply"
+        if self.widths is not None and (not self.widths or min(self.widths) < 2):
+            return "--widths must be at least 2"
+        return super().error()

@@ -8,6 +8,7 @@ from sgling.srt.config.flags import ServerArgsError
 
 ASSETS_DIR = Path(__file__).resolve().parents[2] / "assets"
 EMBEDDED_MODELS = ("ling3-pico",)
+EMBEDDED_DRAFTERS = ("ling3-pico-dspark-b8", "ling3-pico-dspark-b16")
 DEFAULT_MODEL = "ling3-pico"
 
 
@@ -25,7 +26,7 @@ def resolve_model_path(model_path: str, revision: str | None = None, download_di
     Order: embedded name, existing directory, hub id (downloaded, or found in the hub's cache). Raises
     :class:`ServerArgsError` that names the path and everything tried.
     """
-    if model_path in EMBEDDED_MODELS:
+    if model_path in (*EMBEDDED_MODELS, *EMBEDDED_DRAFTERS):
         directory = ASSETS_DIR / model_path
         if not (directory / "config.json").is_file():
             raise ServerArgsError(f"embedded model {model_path!r} is missing from this installation: no {directory}")
@@ -33,7 +34,7 @@ def resolve_model_path(model_path: str, revision: str | None = None, download_di
     directory = Path(model_path).expanduser()
     if directory.is_dir():
         return directory.resolve()
-    tried = [f"embedded models ({', '.join(EMBEDDED_MODELS)})", f"directory {directory}"]
+    tried = [f"embedded models ({', '.join((*EMBEDDED_MODELS, *EMBEDDED_DRAFTERS))})", f"directory {directory}"]
     if directory.exists():
         raise ServerArgsError(f"model {model_path!r} is a file; give the directory that holds config.json")
     return _from_hub(model_path, revision, download_dir, tried)

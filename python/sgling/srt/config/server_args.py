@@ -18,6 +18,7 @@ from sgling.srt.config.args_serving import HttpArgs, LogArgs, OutputArgs
 from sgling.srt.config.args_speculative import DSparkArgs, SpeculativeArgs, SpeculativeHintArgs
 from sgling.srt.config.config_file import config_file_argv
 from sgling.srt.config.dspark_config import DSparkConfig
+from sgling.srt.config.environ import read_environ
 from sgling.srt.config.flags import (
     Kind,
     ServerArgsError,
@@ -62,8 +63,9 @@ class ServerArgs(
 
     After :meth:`resolved`:
     ``device`` is cpu or cuda; ``dtype`` is float32 or bfloat16; ``random_seed``, ``tokenizer_path``,
-    ``served_model_name``, ``page_size``, ``max_running_requests``, ``chunked_prefill_size`` (-1 = off) and
-    ``mem_fraction_static`` are set; parsers named "none" are None; the speculative flags agree with ``spec``.
+    ``served_model_name``, ``page_size``, ``max_running_requests``, ``chunked_prefill_size`` (-1 = off),
+    ``cuda_graph_metadata`` and ``mem_fraction_static`` are set; parsers named "none" are None; the speculative flags
+    agree with ``spec``.
     """
 
     config: str | None = flag(None, "YAML file of flags; the command line wins")
@@ -119,6 +121,7 @@ class ServerArgs(
             "max_running_requests": 16 if on_cpu else 48,
             "chunked_prefill_size": 2048 if on_cpu else 8192,
             "mem_fraction_static": 0.85,
+            "cuda_graph_metadata": "glue" if read_environ().enable_metadata_glue_graph else "in_graph",
         }
         values.update((name, value) for name, value in defaults.items() if getattr(self, name) is None)
         values.update((name, None) for name in _PARSERS if getattr(self, name) == "none")

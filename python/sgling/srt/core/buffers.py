@@ -4,15 +4,14 @@
 buffer          dtype, shape         writer    readers          pad (rows behind the batch)
 ============== ==================== ========= ================ ===========================
 draft_tokens   int64 [B, W-1]       draft     verify           any valid id
-seq_lens       int64 [B]            verify    extend           0
 target_ids     int64 [B, W]         verify    extend (NEXTN)   any valid id
 accept_lens    int64 [B]            verify    extend           0
 features       dtype [B*W, F]       verify    extend           unused
 ============== ==================== ========= ================ ===========================
 
-``seq_lens`` is the length before the step: verify publishes the new one before extend runs. ``features`` is what the
-drafter reads of verify's rows: final hidden states (NEXTN) or tapped layers side by side (DSPARK). The host never reads
-these buffers: it gets :class:`sgling.srt.core.step.StepOutput`.
+``features`` is what the drafter reads of verify's rows: final hidden states (NEXTN) or tapped layers side by side
+(DSPARK). Lengths, slots and positions of the rows are :class:`sgling.srt.core.step_metadata.StepMetadata`. The host
+never reads these buffers: it gets :class:`sgling.srt.core.step.StepOutput`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ class RoundBuffers(NamedTuple):
     """Persistent tensors of a speculative round for at most B requests of width at most W."""
 
     draft_tokens: torch.Tensor
-    seq_lens: torch.Tensor
     target_ids: torch.Tensor
     accept_lens: torch.Tensor
     features: torch.Tensor
@@ -40,7 +38,6 @@ class RoundBuffers(NamedTuple):
 
         return cls(
             draft_tokens=index_buffer(max_batch, width - 1),
-            seq_lens=index_buffer(max_batch),
             target_ids=index_buffer(max_batch, width),
             accept_lens=index_buffer(max_batch),
             features=torch.zeros(max_batch * width, feature_size, dtype=dtype, device=device),
@@ -50,7 +47,6 @@ class RoundBuffers(NamedTuple):
         """The leading part of every buffer for ``batch`` requests of ``width`` rows (views)."""
         return RoundBuffers(
             draft_tokens=self.draft_tokens[:batch, : width - 1],
-            seq_lens=self.seq_lens[:batch],
             target_ids=self.target_ids[:batch, :width],
             accept_lens=self.accept_lens[:batch],
             features=self.features[: batch * width],

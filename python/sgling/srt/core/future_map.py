@@ -7,29 +7,10 @@ to know comes in the packed result of a step, one step late.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
-from sgling_kernel.relay import gather_relay, scatter_relay
-
-
-class RelayRows(NamedTuple):
-    """What a step reads of its requests at its start.
-
-    Attributes:
-        seq_lens: int64 [bs], tokens whose target KV is committed.
-        bonus: int64 [bs], newest token; it has an id but no KV yet.
-        seed: int64 [bs], first draft candidate, produced by the previous extend.
-        hidden: [bs, H], the drafter's hidden state behind ``seed``.
-        state_slots: int64 [bs], KDA state slot.
-    """
-
-    seq_lens: torch.Tensor
-    bonus: torch.Tensor
-    seed: torch.Tensor
-    hidden: torch.Tensor
-    state_slots: torch.Tensor
+from sgling_kernel.relay import gather_relay, scatter_relay, window_candidates
+from sgling_kernel.verdict import Sinks
 
 
 class FutureMap:
@@ -38,11 +19,11 @@ class FutureMap:
     ============== ============= ============================ ======================= ============
     buffer          dtype, shape  writer                       reader                  pad (row 0)
     ============== ============= ============================ ======================= ============
-    new_seq_lens   int64 [R]     prefill, verdict (publish)   draft, verify, decode   0
-    output_tokens  int64 [R]     prefill, verdict (publish)   draft, verify, decode   any valid id
+    new_seq_lens   int64 [R]     prefill, verdict (publish)   step metadata           0
+    output_tokens  int64 [R]     prefill, verdict (publish)   verify, decode (bonus)  any valid id
     topk_index     int64 [R]     prefill, extend (stash)      draft (NEXTN)           any valid id
     hidden_states  dtype [R, H]  prefill, extend (stash)      draft (NEXTN)           unused
-    state_slot     int64 [R]     host at admission            verify, decode          0
+    state_slot     int64 [R]     host at admission            step metadata           0
     ============== ============= ============================ ======================= ============
     """
 
@@ -56,10 +37,27 @@ class FutureMap:
         self.state_slot = index_buffer()
         self.hidden_states = torch.zeros(rows, hidden_size, dtype=dtype, device=device)
 
-    def gather(self, req_pool_indices: torch.Tensor) -> RelayRows:
-        """Read the rows of a batch; ``req_pool_indices`` int64 [bs]."""
-        buffers = (self.new_seq_lens, self.output_tokens, self.topk_index, self.hidden_states, self.state_slot)
-        return RelayRows(*gather_relay(buffers, req_pool_indices))
+    def bonus(self, req_pool_indices: torch.Tensor) -> torch.Tensor:
+        """Newest token of each request, int64 [bs]: it has an id but no KV yet; ``req_pool_indices`` int64 [bs]."""
+        return gather_relay((self.output_tokens,), req_pool_indices)[0]
+
+    def candidates(self, req_pool_indices: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
+        """Windows of a verify: newest token and ``drafts`` int64 [bs, W - 1] of each request -> [bs, W]."""
+        return window_candidates(self.output_tokens, req_pool_indices, drafts)
+
+    def draft_seed(self, req_pool_indices: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+        """What the next NEXTN draft of each request starts from.
+
+        ``token`` int64 [bs] gets the first candidate, produced by the previous extend -> the drafter's hidden state
+        behind it, [bs, H].
+        """
+        hidden = self.hidden_states.new_empty(len(req_pool_indices), self.hidden_states.shape[1])
+        gather_relay((self.topk_index, self.hidden_states), req_pool_indices, out=(token, hidden))
+        return hidden
+
+    def sinks(self, **others) -> Sinks:
+        """Where a verdict goes as soon as it is known, before extend runs; ``others``: the step's own sinks."""
+        return Sinks(self.new_seq_lens, self.output_tokens, **others)
 
     def publish(self, req_pool_indices: torch.Tensor, new_seq_lens: torch.Tensor, bonus: torch.Tensor) -> None:
         """Write lengths and bonus tokens as soon as the verdict is known, before extend runs."""

@@ -31,6 +31,7 @@ class StepInput(NamedTuple):
         verify_rows: rows that verify may spend over the whole batch, at least one per request; they go to the drafts
             most likely to survive. None: ``width`` rows for everybody, and no confidences are computed.
         seq_lens_cpu: exact committed lengths, only where an attention backend needs them on the host.
+        packed: int64 [bs, W + 1], where the step also leaves tokens and accept lengths side by side, or None.
     """
 
     req_pool_indices: torch.Tensor
@@ -40,6 +41,7 @@ class StepInput(NamedTuple):
     logprobs: LogprobRequest | None
     verify_rows: int | None = None
     seq_lens_cpu: tuple[int, ...] | None = None
+    packed: torch.Tensor | None = None
 
 
 class PrefillInput(NamedTuple):

@@ -20,6 +20,7 @@ import uvicorn
 import uvloop
 
 from sgling.srt.config.acceptance import read_acceptance, wants_smoke
+from sgling.srt.config.draft_model import acceptance_dir
 from sgling.srt.config.environ import force_shutdown
 from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.config.server_args import ServerArgs
@@ -174,7 +175,7 @@ class Server:
         body = {"sampling_params": {"temperature": 0.0, "max_new_tokens": 8}}
         body |= {"input_ids": [0, 1, 2]} if self._manager.codec is None else {"text": "The capital of France is"}
         await self._manager.generate_once(GenerateReqInput.from_json(body))
-        acceptance = read_acceptance(self._job.model_dir)
+        acceptance = read_acceptance(acceptance_dir(self._args, self._job.model_dir))
         if wants_smoke(self._args, acceptance):
             self._manager.acceptance_smoke = await run_smoke(self._manager, acceptance)
         await self._manager.flush_cache(timeout_s=5.0)

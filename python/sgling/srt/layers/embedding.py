@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from sgling.srt.layers.norm import RMSNorm
 from sgling.srt.layers.weights import WeightSource
+from sgling_kernel.embedding import embed_norm, embed_pair
 
 
 class VocabParallelEmbedding:
@@ -24,3 +26,19 @@ class VocabParallelEmbedding:
         owned = (local >= 0) & (local < self.size)
         rows = functional.embedding(torch.where(owned, local, 0), self.weight)
         return self.parallel.all_reduce(torch.where(owned[:, None], rows, 0))
+
+    def forward_norm(self, ids: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
+        """int64 [N] -> (embedded rows, their norm), both [N, H]."""
+        if self.parallel.size == 1:
+            return embed_norm(ids, self.weight, (norm.weight, norm.eps))
+        rows = self.forward(ids)
+        return rows, norm.forward(rows)
+
+    def forward_pair(
+        self, ids: torch.Tensor, norm: RMSNorm, hidden: torch.Tensor, hidden_norm: RMSNorm
+    ) -> torch.Tensor:
+        """[norm of the embedding | norm of ``hidden``]: ids int64 [N], hidden [N, H] -> [N, 2 * H]."""
+        if self.parallel.size == 1:
+            norms = (norm.weight, norm.eps), (hidden_norm.weight, hidden_norm.eps)
+            return embed_pair(ids, self.weight, norms[0], hidden, norms[1])
+        return torch.cat((norm.forward(self.forward(ids)), hidden_norm.forward(hidden)), dim=-1)

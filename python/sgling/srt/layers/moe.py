@@ -7,7 +7,15 @@ import torch
 from sgling.srt.config.model_config import ModelConfig
 from sgling.srt.layers.weights import WeightSource
 from sgling_kernel.linear import linear_fp32, pack_weight
-from sgling_kernel.moe import ExpertWeights, dense_ffn, empty_experts, experts_with_shared, interleave_w13
+from sgling_kernel.moe import (
+    ExpertOutputs,
+    ExpertWeights,
+    combine,
+    dense_ffn,
+    empty_experts,
+    experts_with_shared,
+    interleave_w13,
+)
 from sgling_kernel.router import RouterConfig, grouped_topk
 
 
@@ -61,7 +69,11 @@ class SparseMoE:
             w13[expert], w2[expert] = load_ffn(source, f"{prefix}.experts.{expert}")
         return w13, w2
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x [N, d] -> [N, d]: scaled routed sum plus shared expert, one reduction over ranks."""
+    def forward(self, x: torch.Tensor) -> torch.Tensor | ExpertOutputs:
+        """x [N, d] -> [N, d]: scaled routed sum plus shared expert, one reduction over ranks.
+
+        On one rank the sum over experts may stay open: the next norm, which adds the output to the stream, finishes it.
+        """
         weights, ids = grouped_topk(linear_fp32(x, self.gate), self.expert_bias, self.router)
-        return self.parallel.all_reduce(experts_with_shared(x, self.experts, self.shared, weights, ids))
+        outputs = experts_with_shared(x, self.experts, self.shared, weights, ids)
+        return outputs if self.parallel.size == 1 else self.parallel.all_reduce(combine(outputs))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from sgling.srt.layers.weights import WeightSource
+from sgling_kernel.moe import ExpertOutputs, combine_add_rms_norm
 from sgling_kernel.norm import fused_add_rms_norm, rms_norm
 
 
@@ -19,6 +20,8 @@ class RMSNorm:
         """x [..., D] -> normalised, same dtype."""
         return rms_norm(x, self.weight, self.eps)
 
-    def forward_add(self, x: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """(norm of x + residual, x + residual), both [N, D] in the model dtype."""
+    def forward_add(self, x: torch.Tensor | ExpertOutputs, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(norm of x + residual, x + residual), both [N, D] in the model dtype; finishes an open sum over experts."""
+        if isinstance(x, ExpertOutputs):
+            return combine_add_rms_norm(x, residual, self.weight, self.eps)
         return fused_add_rms_norm(x, residual, self.weight, self.eps)

@@ -21,9 +21,10 @@ def static_info(core: SchedulerCore, graphs: GraphRunner | None) -> dict:
         "dtype": str(runner.dtype).removeprefix("torch."),
         "needs_cpu_seq_lens": runner.needs_cpu_seq_lens,
         "pinning_backends": list(runner.pinning_backends),
+        "load_s": runner.load_report.seconds,
         "ignored_tensors": list(runner.load_report.ignored),
         "memory_plan": plan._asdict(),
-        "cuda_graphs": graphs.report._asdict() if graphs else None,
+        "cuda_graphs": graphs.describe() if graphs else None,
     }
 
 

@@ -24,6 +24,7 @@ from sgling.srt.managers.scheduler_core import SchedulerCore
 from sgling.srt.managers.step_builder import StepBuilder
 from sgling.srt.model_executor.graph_runner import capture_graphs
 from sgling.srt.model_executor.model_runner import ModelRunner
+from sgling.srt.model_executor.prefill_warm_up import warm_up_prefill
 from sgling.srt.speculative.budget_registry import create_budget
 from sgling.srt.speculative.depth_registry import create_depth_policy
 from sgling.srt.speculative.registry import create_worker
@@ -50,6 +51,7 @@ class Scheduler:
     ):
         runner = ModelRunner(server_args, model_config, parallel)
         self.worker = create_worker(server_args.spec, runner)
+        self.prefill_warm_up_s = warm_up_prefill(runner, self.worker, server_args.chunked_prefill_size)
         self.graphs = capture_graphs(server_args, runner, self.worker)
         stepper = self.graphs or self.worker
         depth = create_depth_policy(server_args.spec, runner, stepper)
@@ -68,7 +70,7 @@ class Scheduler:
             max_req_input_len=self.intake.max_prompt_len,
             max_running_requests=plan.max_running_requests,
             context_len=plan.context_len,
-            info=internal_state.static_info(self.core, self.graphs),
+            info=internal_state.static_info(self.core, self.graphs) | {"prefill_warm_up_s": self.prefill_warm_up_s},
         )
 
     def run(self) -> None:

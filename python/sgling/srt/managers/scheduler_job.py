@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from sgling.srt.config.draft_model import complete_args
-from sgling.srt.config.environ import force_shutdown, read_environ
+from sgling.srt.config.environ import force_shutdown, kernel_switches, read_environ
 from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.config.model_config import ModelConfig
 from sgling.srt.config.model_config_checks import ModelConfigError
 from sgling.srt.config.model_path import resolve_model_path
 from sgling.srt.config.server_args import ServerArgs
+from sgling.srt.config.token_map import read_token_map
 from sgling.srt.managers.channel import SchedulerChannel
 from sgling.srt.managers.io_struct import SchedulerDied, SchedulerReady
 from sgling.srt.managers.text_codec import find_tokenizer, load_tokenizer
@@ -79,6 +80,7 @@ def _check_environ() -> None:
     """A variable that cannot be read must not first show in a running server."""
     try:
         read_environ()
+        kernel_switches()
         force_shutdown()
     except ValueError as error:
         raise ServerArgsError(str(error)) from error
@@ -88,6 +90,10 @@ def _check_limits(args: ServerArgs, config: ModelConfig) -> None:
     """Arguments that only the model can judge: what would fail in every request fails here."""
     if args.context_length is not None and args.context_length > config.context_length:
         raise ServerArgsError(f"--context-length {args.context_length}: the model covers {config.context_length}")
+    if args.speculative_token_map is not None:
+        if args.spec.algorithm != "NEXTN":
+            raise ServerArgsError("--speculative-token-map: only the NEXTN layer drafts through a reduced head")
+        read_token_map(args.speculative_token_map, config.vocab_size)
     try:
         SamplingParams.from_dict(args.preferred_sampling_params or {}).verify(config.vocab_size)
     except SamplingParamsError as error:

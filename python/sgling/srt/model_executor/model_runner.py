@@ -8,11 +8,12 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 from sgling.srt.config.draft_model import drafter_dir
-from sgling.srt.config.environ import read_environ
+from sgling.srt.config.environ import kernel_switches, read_environ
 from sgling.srt.config.load_config import LoadConfig
 from sgling.srt.config.model_config import ModelConfig
 from sgling.srt.config.model_path import resolve_model_path
 from sgling.srt.config.server_args import ServerArgs
+from sgling.srt.config.token_map import read_token_map
 from sgling.srt.core.future_map import FutureMap
 from sgling.srt.core.step import StepOutput
 from sgling.srt.distributed.parallel_state import ParallelState
@@ -26,12 +27,13 @@ from sgling.srt.model_executor.cpu_threads import CpuThreads
 from sgling.srt.model_executor.device_clock import DeviceClock
 from sgling.srt.model_executor.memory_plan import DraftKVShape, draft_kv_shape, free_memory, make_plan
 from sgling.srt.model_executor.result_copy import ResultHandle
-from sgling.srt.model_loader.draft_inventory import draft_weight_bytes
+from sgling.srt.model_loader.draft_inventory import draft_copy_bytes, draft_weight_bytes
 from sgling.srt.model_loader.draft_loader import get_drafter
-from sgling.srt.model_loader.footprint import packed_copy_bytes, rank_weight_bytes
+from sgling.srt.model_loader.footprint import draft_head_bytes, packed_copy_bytes, rank_weight_bytes
 from sgling.srt.model_loader.loader import get_model
 from sgling.srt.sampling.sampling_buffers import SamplingBuffers
 from sgling.srt.sampling.sampling_params import SamplingParams
+from sgling_kernel import cuda, dispatch
 from sgling_kernel.linear import set_fixed_rows
 from sgling_kernel.sampling import ShardReduce, SingleShard
 
@@ -51,8 +53,10 @@ class ModelRunner:
         sampling: per-request sampling tables.
         reduce: reductions over vocabulary shards.
         spec: resolved speculation.
+        token_map: ids the NEXTN layer may draft, ascending; empty = all.
         max_width: widest verify, W.
         window: positions a round may touch behind the committed length, >= W.
+        metadata_mode: where the metadata of a step are worked out, see metadata_registry.py.
         simulated_accept: forced mean accept length of a benchmark, None = the true verdicts.
         threads: torch threads of a step on a CPU.
         forward_stream: where all device work of the scheduler runs, table writes included (None on the CPU).
@@ -66,14 +70,17 @@ class ModelRunner:
         self.dtype = getattr(torch, args.dtype)
         self.spec = args.spec
         self.max_width, self.window = args.spec.width, args.spec.window
+        self.metadata_mode = args.cuda_graph_metadata
         simulated = read_environ().simulate_acc_len
         self.simulated_accept = simulated if simulated > 0 else None
         if self.simulated_accept is not None:
             logger.warning("SGLANG_SIMULATE_ACC_LEN=%g: accept lengths are forced, outputs are meaningless", simulated)
         if args.device == "cpu":
             set_fixed_rows(DETERMINISTIC_ROWS if args.enable_deterministic_inference else None)
+        _prepare_kernels(args)
         free = parallel.smallest(free_memory(args.device))  # one plan for all ranks: it decides who is retracted
-        self.plan = make_plan(config, args, _weight_bytes(config, args), free)
+        self.token_map = _token_map(args, config)
+        self.plan = make_plan(config, args, _weight_bytes(config, args, len(self.token_map)), free)
         self.threads = CpuThreads(args)
         self._load(args)
         self._allocate(args)
@@ -97,6 +104,8 @@ class ModelRunner:
         placement = (self.parallel, self.dtype, self.device)
         loaded = get_model(self.model_config, _load_config(args), *placement, with_nextn, taps)
         self.model, self.draft_model, self.load_report = loaded.target, loaded.nextn, loaded.report
+        if self.token_map:
+            self.draft_model.use_token_map(self.token_map)
         if drafter is not None:
             load_format = args.speculative_draft_load_format or args.load_format
             source = LoadConfig(str(drafter_dir(args)), load_format)
@@ -182,13 +191,28 @@ class ModelRunner:
             torch.cuda.current_stream().wait_event(self._copy_done)
 
 
-def _weight_bytes(config: ModelConfig, args: ServerArgs) -> int:
-    """Weights of one rank, drafter included; on a CPU in fp32 with their packed copies."""
+def _token_map(args: ServerArgs, config: ModelConfig) -> tuple[int, ...]:
+    return read_token_map(args.speculative_token_map, config.vocab_size) if args.speculative_token_map else ()
+
+
+def _weight_bytes(config: ModelConfig, args: ServerArgs, mapped_tokens: int) -> int:
+    """Weights of one rank, drafter and its reduced head included; on a CPU in fp32 with their packed copies."""
     dtype, drafter, with_nextn = getattr(torch, args.dtype), args.spec.drafter, args.spec.algorithm == "NEXTN"
     target = rank_weight_bytes(config, args.tp_size, dtype, with_nextn)
     if args.device == "cpu" and dtype is torch.float32:
         target += packed_copy_bytes(config, args.tp_size, with_nextn)
-    return target + (draft_weight_bytes(drafter, args.tp_size, dtype) if drafter else 0)
+        target += draft_head_bytes(mapped_tokens, config, args.tp_size, dtype.itemsize)
+    target += draft_head_bytes(mapped_tokens, config, args.tp_size, dtype.itemsize)
+    if drafter is None:
+        return target
+    return target + sum(count(drafter, args.tp_size, dtype) for count in (draft_weight_bytes, draft_copy_bytes))
+
+
+def _prepare_kernels(args: ServerArgs) -> None:
+    """Set this process's kernel switches; on a GPU compile the CUDA C++ kernels, all at once, before the first step."""
+    dispatch.set_kernel_switches(**kernel_switches())
+    if args.device == "cuda" and dispatch.usable("cuda", cuda.why_not()):
+        cuda.prebuild()
 
 
 def _load_config(args: ServerArgs) -> LoadConfig:

@@ -64,6 +64,11 @@ def draft_weight_bytes(config: DSparkConfig, tp_size: int, dtype: torch.dtype) -
     return total
 
 
+def draft_copy_bytes(config: DSparkConfig, tp_size: int, dtype: torch.dtype) -> int:
+    """Bytes of the second copy that one rank keeps of its key and value weights (layers/attention/block_kv.py)."""
+    return config.num_hidden_layers * config.local_kv_row_dim(tp_size) * config.hidden_size * dtype.itemsize
+
+
 def check_draft_inventory(
     stored: Mapping[str, StoredTensor], config: DSparkConfig
 ) -> tuple[dict[str, StoredTensor], tuple[str, ...]]:

@@ -34,6 +34,11 @@ def rank_weight_bytes(config: ModelConfig, tp_size: int, dtype: torch.dtype, wit
     return total
 
 
+def draft_head_bytes(tokens: int, config: ModelConfig, tp_size: int, itemsize: int) -> int:
+    """Upper bound of a rank's gathered head of ``tokens`` tokens."""
+    return min(tokens, config.vocab_size // tp_size) * config.hidden_size * itemsize
+
+
 def packed_copy_bytes(config: ModelConfig, tp_size: int, with_nextn: bool) -> int:
     """Upper bound of what :func:`sgling_kernel.linear.pack_weight` adds on a CPU in fp32: every projection again."""
     total = 0

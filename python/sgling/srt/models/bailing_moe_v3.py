@@ -17,6 +17,7 @@ from sgling.srt.layers.norm import RMSNorm
 from sgling.srt.layers.rotary import RotaryEmbedding
 from sgling.srt.layers.weights import WeightSource
 from sgling.srt.mem_cache.memory_pools import MemoryPools
+from sgling_kernel.moe import ExpertOutputs
 
 
 class DecoderLayer:
@@ -48,7 +49,7 @@ class DecoderLayer:
 
     def forward(
         self, hidden: torch.Tensor, residual: torch.Tensor, context: AttentionContext
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor | ExpertOutputs, torch.Tensor]:
         """Sublayers on a normalised input.
 
         Args:
@@ -59,6 +60,17 @@ class DecoderLayer:
             (FFN output, stream before it is added), both [N, H]; the next norm adds them.
         """
         hidden = self.attention.forward(hidden, context)
+        hidden, residual = self.post_attention_layernorm.forward_add(hidden, residual)
+        return self.mlp.forward(hidden), residual
+
+    def forward_accepted(
+        self, hidden: torch.Tensor, residual: torch.Tensor, context: AttentionContext, accept_lens: torch.Tensor
+    ) -> tuple[torch.Tensor | ExpertOutputs, torch.Tensor]:
+        """:meth:`forward` of the last accepted row of each window alone; the cache gets all rows. MLA layers only.
+
+        ``accept_lens`` int64 [bs] -> both [bs, H].
+        """
+        hidden, residual = self.attention.forward_accepted(hidden, residual, context, accept_lens)
         hidden, residual = self.post_attention_layernorm.forward_add(hidden, residual)
         return self.mlp.forward(hidden), residual
 
@@ -106,9 +118,8 @@ class BailingMoeV3ForCausalLM:
             Hidden [N, H] after the final norm, and taps [N, len(tap_layers) * H] (None without tap layers).
         """
         context = self.attn_backend.init_forward_metadata_in_graph(batch, pools)
-        residual = self.embed_tokens.forward(batch.input_ids)
+        residual, hidden = self.embed_tokens.forward_norm(batch.input_ids, self.layers[0].input_layernorm)
         taps = [residual] if -1 in self.tap_layers else []
-        hidden = self.layers[0].input_layernorm.forward(residual)
         norms = [layer.input_layernorm for layer in self.layers[1:]] + [self.norm]
         for layer_id, (layer, next_norm) in enumerate(zip(self.layers, norms, strict=True)):
             hidden, residual = layer.forward(hidden, residual, context)

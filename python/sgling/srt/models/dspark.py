@@ -12,7 +12,7 @@ import torch
 from sgling.srt.config.dspark_config import DSparkConfig, LatentShape
 from sgling.srt.core.forward_batch import ForwardBatch
 from sgling.srt.layers.attention.block import BlockAttnBackend, DenseBlockAttention, LatentBlockAttention
-from sgling.srt.layers.attention.block_kv import BlockRotary, DenseKeyValues, LatentKeyValues
+from sgling.srt.layers.attention.block_kv import BlockRotary, DenseCache, LatentCache
 from sgling.srt.layers.linear import ReplicatedLinear
 from sgling.srt.layers.moe import DenseMLP
 from sgling.srt.layers.norm import RMSNorm
@@ -27,12 +27,16 @@ class DSparkLayer:
     """Norm, block attention, norm, SwiGLU with a deferred residual, as the target's layers."""
 
     def __init__(
-        self, source: WeightSource, config: DSparkConfig, layer_id: int, shared: tuple[BlockRotary, BlockAttnBackend]
+        self,
+        source: WeightSource,
+        config: DSparkConfig,
+        layer_id: int,
+        shared: tuple[DenseCache | LatentCache, BlockAttnBackend],
     ):
         prefix = f"layers.{layer_id}"
         attention = LatentBlockAttention if isinstance(config.attention, LatentShape) else DenseBlockAttention
         self.input_layernorm = RMSNorm(source, f"{prefix}.input_layernorm.weight", config.rms_norm_eps)
-        self.attention = attention(source, f"{prefix}.self_attn", config, layer_id, shared)
+        self.attention = attention(source, config, layer_id, shared)
         self.post_attention_layernorm = RMSNorm(
             source, f"{prefix}.post_attention_layernorm.weight", config.rms_norm_eps
         )
@@ -58,11 +62,10 @@ class DSparkDrafter:
         rotary = BlockRotary(config, positions, source.device)
         self.fc = ReplicatedLinear(source, "fc.weight")
         self.hidden_norm = RMSNorm(source, "hidden_norm.weight", config.rms_norm_eps)
-        key_values = LatentKeyValues if isinstance(config.attention, LatentShape) else DenseKeyValues
-        self.key_values = key_values(source, config, rotary)
-        self.layers = [
-            DSparkLayer(source, config, layer, (rotary, self.attn_backend)) for layer in range(config.num_hidden_layers)
-        ]
+        cache = LatentCache if isinstance(config.attention, LatentShape) else DenseCache
+        self.cache = cache(source, config, rotary)
+        shared = (self.cache, self.attn_backend)
+        self.layers = [DSparkLayer(source, config, layer, shared) for layer in range(config.num_hidden_layers)]
         self.norm = RMSNorm(source, "norm.weight", config.rms_norm_eps)
         markov = MARKOV_HEADS.get(config.markov_head_type)
         self.markov: MarkovHead | None = markov(source, config) if markov else None
@@ -87,19 +90,15 @@ class DSparkDrafter:
             positions, locs: int64 [N], true positions and cache slots (0 drops a row).
         """
         context = self.hidden_norm.forward(self.fc.forward(taps))
-        rows = self.key_values.rows(context, positions, slice(None))
-        pools.draft_kv.buffer.index_copy_(1, locs, rows)
+        self.cache.store(context, positions, locs, pools.draft_kv.buffer)
 
     def forward(self, batch: ForwardBatch, pools: MemoryPools) -> torch.Tensor:
         """Backbone over the block rows of a DRAFT_BLOCK batch -> [N, d] after the final norm."""
         context = self.attn_backend.init_forward_metadata_in_graph(batch, pools)
-        residual = self.embed_tokens.forward(batch.input_ids)
-        hidden = self.layers[0].input_layernorm.forward(residual)
+        residual, hidden = self.embed_tokens.forward_norm(batch.input_ids, self.layers[0].input_layernorm)
         norms = [layer.input_layernorm for layer in self.layers[1:]] + [self.norm]
-        for i, (layer, next_norm) in enumerate(zip(self.layers, norms, strict=True)):
-            cache = pools.draft_kv.layer(i)
-            cache.index_copy_(0, batch.out_cache_loc, self.key_values.rows(hidden, batch.positions, slice(i, i + 1))[0])
-            attended = layer.attention.forward(hidden, cache, batch, context)
+        for layer, next_norm in zip(self.layers, norms, strict=True):
+            attended = layer.attention.forward(hidden, pools.draft_kv.buffer, batch, context)
             hidden, residual = layer.post_attention_layernorm.forward_add(attended, residual)
             hidden, residual = next_norm.forward_add(layer.mlp.forward(hidden), residual)
         return hidden

@@ -7,6 +7,7 @@ from torch.nn import functional
 
 from sgling.srt.config.dspark_config import DSparkConfig
 from sgling.srt.layers.weights import WeightSource
+from sgling_kernel.confidence import confidence_logits
 from sgling_kernel.linear import linear, linear_fp32
 from sgling_kernel.pointwise import sigmoid
 
@@ -16,7 +17,13 @@ class MarkovHead:
 
     Vanilla: m is the embedding of the previous token. :class:`GatedMarkovHead` and :class:`RnnMarkovHead` shape it by
     the row's hidden state.
+
+    Attributes:
+        vanilla: the correction depends on the previous token alone, so a whole block is one operator
+            (:func:`sgling_kernel.markov.markov_chain`).
     """
+
+    vanilla = True
 
     def __init__(self, source: WeightSource, config: DSparkConfig):
         self.rank = config.markov_rank
@@ -57,6 +64,8 @@ class MarkovHead:
 class GatedMarkovHead(MarkovHead):
     """The embedding under a gate computed from the hidden state and itself."""
 
+    vanilla = False
+
     def __init__(self, source: WeightSource, config: DSparkConfig):
         super().__init__(source, config)
         self.weight = source.full("markov_head.gate_proj.weight")
@@ -72,6 +81,8 @@ class GatedMarkovHead(MarkovHead):
 
 class RnnMarkovHead(MarkovHead):
     """A gated recurrence along the block; its state starts at zero."""
+
+    vanilla = False
 
     def __init__(self, source: WeightSource, config: DSparkConfig):
         super().__init__(source, config)
@@ -102,5 +113,5 @@ class ConfidenceHead:
 
     def forward(self, hidden: torch.Tensor, embedded: torch.Tensor | None) -> torch.Tensor:
         """hidden [bs, rows, d], embedded predecessors [bs, rows, rank] -> raw logits fp32 [bs, rows]."""
-        x = torch.cat((hidden, embedded), dim=-1) if self.with_markov else hidden
-        return (linear_fp32(x.flatten(0, 1), self.weight) + self.bias).view(hidden.shape[:2])
+        rows = embedded.flatten(0, 1) if self.with_markov else None
+        return confidence_logits(hidden.flatten(0, 1), rows, self.weight, self.bias).view(hidden.shape[:2])

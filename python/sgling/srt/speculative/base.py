@@ -9,9 +9,11 @@ import torch
 
 from sgling.srt.core.forward_batch import ForwardBatch, ForwardMode, ModelOutput
 from sgling.srt.core.step import PrefillInput, StepInput, StepOutput
+from sgling.srt.core.step_metadata import StepMetadata
+from sgling.srt.model_executor.metadata_registry import create_metadata
 from sgling.srt.model_executor.model_runner import ModelRunner
 from sgling.srt.speculative.verify import WindowLogits, choose_tokens, prompt_logprobs, window_result
-from sgling_kernel.cache_locs import window_locs
+from sgling_kernel.verdict import settle
 
 
 class StepWorker(Protocol):
@@ -24,25 +26,18 @@ class StepWorker(Protocol):
         """One step of running requests; commits at least one token each."""
 
 
-def window_batch(
-    runner: ModelRunner,
-    mode: ForwardMode,
-    step: StepInput,
-    ids: torch.Tensor,
-    starts: torch.Tensor,
-    state_slots: torch.Tensor,
-) -> ForwardBatch:
-    """Forward batch of ``ids`` int64 [bs, W]: the rows of each request from its committed length ``starts`` on."""
-    rows, width = step.req_pool_indices, ids.shape[1]
-    locs, positions = window_locs(runner.pools.req_to_token, rows, starts, width)
+def window_batch(mode: ForwardMode, step: StepInput, ids: torch.Tensor, metadata: StepMetadata) -> ForwardBatch:
+    """Forward batch of ``ids`` int64 [bs, W]: the rows of each request from its committed length on."""
+    width = ids.shape[1]
+    locs, positions = metadata.window(width)
     return ForwardBatch(
         mode=mode,
         input_ids=ids.reshape(-1),
         positions=positions,
         out_cache_loc=locs,
-        req_pool_indices=rows,
-        seq_lens=starts,
-        state_slots=state_slots,
+        req_pool_indices=step.req_pool_indices,
+        seq_lens=metadata.seq_lens,
+        state_slots=metadata.state_slots,
         width=width,
         prefix_len=0,
         kv_bound=step.kv_bound,
@@ -60,10 +55,21 @@ class PrefillForward(NamedTuple):
 
 
 class PlainWorker:
-    """Decoding without speculation: one row per request, caches updated in place."""
+    """Decoding without speculation: one row per request, caches updated in place.
+
+    Attributes:
+        metadata: where the rows of a step live; every device step asks it.
+    """
+
+    target_mode = ForwardMode.DECODE
 
     def __init__(self, runner: ModelRunner):
         self.runner = runner
+        self.metadata = create_metadata(runner, self.target_mode, self.columns)
+
+    def columns(self, step: StepInput) -> int:
+        """Consecutive rows per request that a step touches."""
+        return step.width
 
     def prefill(self, step: PrefillInput) -> StepOutput:
         """See :class:`StepWorker`."""
@@ -105,17 +111,21 @@ class PlainWorker:
 
     def device_steps(self) -> tuple[tuple[str, Callable[[StepInput], StepOutput | None]], ...]:
         """The device steps of :meth:`decode` by name, in order; each can become a graph."""
-        return (("decode", self.decode),)
+        return (("decode", self.step),)
 
     def decode(self, step: StepInput) -> StepOutput:
         """See :class:`StepWorker`."""
-        runner = self.runner
-        rows = step.req_pool_indices
-        relay = runner.future.gather(rows)
-        root = relay.bonus.unsqueeze(-1)
-        batch = window_batch(runner, ForwardMode.DECODE, step, root, relay.seq_lens, relay.state_slots)
+        self.metadata.before_step(step)
+        return self.step(step)
+
+    def step(self, step: StepInput) -> StepOutput:
+        """The only device step of plain decoding."""
+        runner, rows = self.runner, step.req_pool_indices
+        metadata = self.metadata.at_start(step)
+        root = runner.future.bonus(rows).unsqueeze(-1)
+        batch = window_batch(ForwardMode.DECODE, step, root, metadata)
         hidden = runner.model.forward(batch, runner.pools).hidden
         window = WindowLogits(runner.model.logits(hidden), root, batch.positions, rows)
         verdict = choose_tokens(runner, window, step.flags)
-        runner.future.publish(rows, relay.seq_lens + verdict.accept_lens, verdict.bonus)
+        settle(verdict, rows, metadata.seq_lens, runner.future.sinks(packed=step.packed))
         return window_result(runner, window, verdict, step)

@@ -17,14 +17,16 @@ from sgling.srt.core.forward_batch import ForwardBatch, ForwardMode, ModelOutput
 from sgling.srt.core.step import StepInput, StepOutput
 from sgling.srt.model_executor.model_runner import ModelRunner
 from sgling.srt.speculative.base import PlainWorker, window_batch
-from sgling.srt.speculative.simulate import with_simulated_length
+from sgling.srt.speculative.simulate import checked_mean
 from sgling.srt.speculative.verify import WindowLogits, choose_tokens, window_result
 from sgling_kernel.kda import StagedBuffers, commit_replay, commit_staged
-from sgling_kernel.verdict import Verdict
+from sgling_kernel.verdict import Verdict, settle
 
 
 class ChainWorker(PlainWorker, ABC):
     """One candidate chain per request; subclasses draft it and digest what verify found."""
+
+    target_mode = ForwardMode.TARGET_VERIFY
 
     def __init__(self, runner: ModelRunner, feature_size: int):
         """``feature_size``: width of what the drafter reads of a verify's rows."""
@@ -39,6 +41,7 @@ class ChainWorker(PlainWorker, ABC):
 
     def decode(self, step: StepInput) -> StepOutput:
         """One round."""
+        self.metadata.before_step(step)
         self.draft(step)
         result = self.verify(step)
         self.extend(step)
@@ -68,23 +71,21 @@ class ChainWorker(PlainWorker, ABC):
     def verify(self, step: StepInput) -> StepOutput:
         """Target over the window, verdict, publish, commit of KDA states."""
         runner, rows, width = self.runner, step.req_pool_indices, step.width
-        relay = runner.future.gather(rows)
+        metadata = self.metadata.at_start(step)
         buffers = self.buffers.views(len(rows), width)
-        candidates = torch.cat((relay.bonus.unsqueeze(-1), buffers.draft_tokens), dim=-1)
-        batch = window_batch(runner, ForwardMode.TARGET_VERIFY, step, candidates, relay.seq_lens, relay.state_slots)
+        candidates = runner.future.candidates(rows, buffers.draft_tokens)
+        batch = window_batch(ForwardMode.TARGET_VERIFY, step, candidates, metadata)
         logits, features = self.run_target(batch, step)
         window = WindowLogits(logits, candidates, batch.positions, rows)
         verdict = self.judge(window, step)
-        if runner.simulated_accept is not None:
-            verdict = with_simulated_length(verdict, relay.seq_lens, runner.simulated_accept)
-        runner.future.publish(rows, relay.seq_lens + verdict.accept_lens, verdict.bonus)
-        self.commit(relay.state_slots, relay.seq_lens, verdict.accept_lens, width)
-        for buffer, value in zip(
-            (buffers.seq_lens, buffers.target_ids, buffers.accept_lens, buffers.features),
-            (relay.seq_lens, verdict.target_ids, verdict.accept_lens, features),
-            strict=True,
-        ):
-            buffer.copy_(value)
+        sinks = runner.future.sinks(
+            target_ids=buffers.target_ids,
+            accept_lens=buffers.accept_lens,
+            features=(features, buffers.features),
+            packed=step.packed,
+        )
+        verdict = settle(verdict, rows, metadata.seq_lens, sinks, checked_mean(runner.simulated_accept))
+        self.commit(metadata.state_slots, metadata.seq_lens, verdict.accept_lens, width)
         return window_result(runner, window, verdict, step)
 
     def commit(self, state_slots: torch.Tensor, seq_lens: torch.Tensor, accept_lens: torch.Tensor, width: int) -> None:

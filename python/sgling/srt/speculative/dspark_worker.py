@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 
 from sgling.srt.core.forward_batch import ForwardBatch, ForwardMode, ModelOutput
-from sgling.srt.core.future_map import RelayRows
 from sgling.srt.core.ragged import RaggedVerifyLayout
 from sgling.srt.core.step import PrefillInput, StepInput, StepOutput, VerifySchedule
+from sgling.srt.core.step_metadata import StepMetadata
 from sgling.srt.model_executor.model_runner import ModelRunner
 from sgling.srt.models.dspark import DSparkDrafter
 from sgling.srt.speculative.base import window_batch
@@ -20,7 +20,8 @@ from sgling.srt.speculative.dspark_confidence import ConfidenceScheduler
 from sgling.srt.speculative.guess import guess_tokens
 from sgling.srt.speculative.rejection import RejectionSampler
 from sgling.srt.speculative.verify import WindowLogits
-from sgling_kernel.cache_locs import window_locs
+from sgling_kernel.cache_locs import keep_accepted
+from sgling_kernel.markov import DraftNoise, markov_chain
 from sgling_kernel.verdict import Verdict
 
 
@@ -36,6 +37,8 @@ class DSparkWorker(ChainWorker):
             raise ValueError("SGLANG_SIMULATE_ACC_LEN: only where every draft is verified (static verify, fixed depth)")
         self.scheduler = ConfidenceScheduler(runner, self.drafter, options.temperatures) if options.scheduled else None
         self.rejection = RejectionSampler(runner, options.drafts) if options.rejection_sampling else None
+        shape = (runner.plan.max_running_requests, self.config.block_rows)
+        self._block_ids = torch.full(shape, self.config.mask_token_id, dtype=torch.int64, device=runner.device)
 
     def prefill(self, step: PrefillInput) -> StepOutput:
         """Target chunk, then the features of all its rows into the drafter's cache, at the prompt's own slots."""
@@ -57,53 +60,69 @@ class DSparkWorker(ChainWorker):
         if count == 0:
             return
         rows = step.req_pool_indices
-        relay = self.runner.future.gather(rows)
-        hidden = self.block_hidden(step, relay)[:, :count]
+        metadata, anchor = self.metadata.at_start(step), self.runner.future.bonus(rows)
+        hidden = self.block_hidden(step, metadata, anchor)[:, :count]
         base = self.drafter.logits(hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
         drafts = self.buffers.views(len(rows), count + 1).draft_tokens
-        self.chain(step, relay, hidden, base, drafts)
+        self.chain(step, (metadata.seq_lens, anchor), hidden, base, drafts)
         if step.verify_rows is not None:
-            self.scheduler.assess(step, hidden, relay.bonus, drafts)
+            self.scheduler.assess(step, hidden, anchor, drafts)
 
-    def block_hidden(self, step: StepInput, relay: RelayRows) -> torch.Tensor:
+    def columns(self, step: StepInput) -> int:
+        """A block may be longer than what is verified of it."""
+        return max(step.width, self.config.block_rows)
+
+    def block_hidden(self, step: StepInput, metadata: StepMetadata, anchor: torch.Tensor) -> torch.Tensor:
         """Backbone output of the rows that predict drafts, [bs, block_size, d].
 
         Block rows write their own cache entries behind the committed ones, where the next injection overwrites them.
         """
-        runner, rows, count = self.runner, step.req_pool_indices, self.config.block_rows
-        ids = torch.full((len(rows), count), self.config.mask_token_id, dtype=torch.int64, device=rows.device)
-        ids[:, 0] = relay.bonus
-        batch = window_batch(runner, ForwardMode.DRAFT_BLOCK, step, ids, relay.seq_lens, relay.state_slots)
-        hidden = self.drafter.forward(batch, runner.pools)
+        rows, count = step.req_pool_indices, self.config.block_rows
+        ids = self._block_ids[: len(rows)]  # only the anchors ever change
+        ids[:, 0] = anchor
+        batch = window_batch(ForwardMode.DRAFT_BLOCK, step, ids, metadata)
+        hidden = self.drafter.forward(batch, self.runner.pools)
         return hidden.view(len(rows), count, -1)[:, count - self.config.block_size :]
 
     def chain(
-        self, step: StepInput, relay: RelayRows, hidden: torch.Tensor, base: torch.Tensor, drafts: torch.Tensor
+        self,
+        step: StepInput,
+        anchors: tuple[torch.Tensor, torch.Tensor],
+        hidden: torch.Tensor,
+        base: torch.Tensor,
+        drafts: torch.Tensor,
     ) -> None:
         """Draw the drafts one after the other; each corrects the logits of the next.
 
         Args:
+            anchors: (positions, tokens) int64 [bs] of the newest committed tokens.
             hidden: [bs, k, d]; base: fp32 [bs, k, V_local], its logits.
             drafts: int64 [bs, k], filled.
         """
-        markov, previous = self.drafter.markov, relay.bonus
+        markov, (starts, previous) = self.drafter.markov, anchors
+        rejection = self.rejection is not None and step.flags.sampled
+        if markov and markov.vanilla and not rejection and self.runner.parallel.size == 1:
+            tables = self.runner.sampling.tables
+            noise = DraftNoise(tables.temperature, tables.seed, step.req_pool_indices, starts)
+            markov_chain(base, markov.w1, markov.w2, previous, noise if step.flags.sampled else None, drafts)
+            return
         state = markov.start(len(previous)) if markov else None
         for k in range(drafts.shape[1]):
             logits = base[:, k]
             if markov:
                 bias, state = markov.step(previous, hidden[:, k], state)
                 logits = logits + bias
-            previous = self.pick(step, relay, logits, k)
+            previous = self.pick(step, starts, logits, k)
             drafts[:, k] = previous
 
-    def pick(self, step: StepInput, relay: RelayRows, logits: torch.Tensor, k: int) -> torch.Tensor:
+    def pick(self, step: StepInput, starts: torch.Tensor, logits: torch.Tensor, k: int) -> torch.Tensor:
         """Draft k + 1 of every request from its logits fp32 [bs, V_local]; int64 [bs].
 
         The target draws the token at position P + k + 1 from its row at P + k.
         """
         if self.rejection and step.flags.sampled:
-            return self.rejection.pick(step, relay.seq_lens, logits, k)
-        return guess_tokens(self.runner, logits, relay.seq_lens + k, step.req_pool_indices, step.flags)
+            return self.rejection.pick(step, starts, logits, k)
+        return guess_tokens(self.runner, logits, starts + k, step.req_pool_indices, step.flags)
 
     def run_target(self, batch: ForwardBatch, step: StepInput) -> tuple[torch.Tensor, torch.Tensor]:
         """Target over the window; rows that the schedule cut are left out of all row-wise layers (compact mode)."""
@@ -118,15 +137,14 @@ class DSparkWorker(ChainWorker):
 
     def judge(self, window: WindowLogits, step: StepInput) -> Verdict:
         """Sampled verify, or p/q rejection when it is asked for and somebody samples; drafts that were cut fail."""
-        width = step.width
-        if step.verify_rows is None:
-            limits = torch.full_like(window.rows, width - 1)
-        else:
+        rejection, width, limits = self.rejection is not None and step.flags.sampled, step.width, None
+        if step.verify_rows is not None:
             lens = self.scheduler.view(len(window.rows)).verify_lens
             limits = (lens - 1).clamp_min(0)
             cut = torch.arange(width, device=lens.device) > limits.unsqueeze(-1)
             window = window._replace(candidates=window.candidates.masked_fill(cut, -1))
-        if self.rejection and step.flags.sampled:
+        if rejection:
+            limits = torch.full_like(window.rows, width - 1) if limits is None else limits
             return self.rejection.judge(window, step.flags, limits)
         return super().judge(window, step)
 
@@ -143,8 +161,8 @@ class DSparkWorker(ChainWorker):
 
     def extend(self, step: StepInput) -> None:
         """Inject the features of accepted rows: exactly one cache entry per committed token."""
-        runner, rows, width = self.runner, step.req_pool_indices, step.width
+        rows, width = step.req_pool_indices, step.width
         buffers = self.buffers.views(len(rows), width)
-        locs, positions = window_locs(runner.pools.req_to_token, rows, buffers.seq_lens, width)
-        accepted = torch.arange(width, device=rows.device) < buffers.accept_lens.unsqueeze(-1)
-        self.drafter.inject(buffers.features, positions, torch.where(accepted.flatten(), locs, 0), runner.pools)
+        locs, positions = self.metadata.of_step(step).window(width)
+        kept = keep_accepted(locs, buffers.accept_lens)
+        self.drafter.inject(buffers.features, positions, kept, self.runner.pools)

@@ -9,8 +9,7 @@ from sgling.srt.core.step import PrefillInput, StepInput, StepOutput
 from sgling.srt.model_executor.model_runner import ModelRunner
 from sgling.srt.speculative.base import PrefillForward, window_batch
 from sgling.srt.speculative.chain_worker import ChainWorker
-from sgling.srt.speculative.guess import guess_tokens
-from sgling_kernel.cache_locs import window_locs
+from sgling.srt.speculative.guess import guess_into
 from sgling_kernel.sampling import SamplingFlags
 
 
@@ -42,7 +41,8 @@ class NextnWorker(ChainWorker):
 
     def _stash(self, done: PrefillForward, hidden: torch.Tensor, flags: SamplingFlags) -> None:
         rows, last = done.batch.req_pool_indices, hidden[-1:]
-        seed = self.draft_tokens(last, done.batch.positions[-1:], rows, flags)
+        seed = torch.empty_like(rows)
+        self.guess(last, done.batch.positions[-1:] + 1, rows, flags, seed)
         self.runner.future.stash(rows, seed, last)
 
     def features(self, output: ModelOutput) -> torch.Tensor:
@@ -54,51 +54,45 @@ class NextnWorker(ChainWorker):
         if step.width == 1:
             return
         runner, rows = self.runner, step.req_pool_indices
-        relay = runner.future.gather(rows)
-        count = step.width - 1
-        locs, positions = window_locs(runner.pools.req_to_token, rows, relay.seq_lens, count)
-        locs, positions = locs.view(-1, count), positions.view(-1, count)
-        token, hidden = relay.seed, relay.hidden
-        out = self.buffers.views(len(rows), step.width).draft_tokens
-        out[:, 0] = token
-        for i in range(count - 1):
+        metadata = self.metadata.at_start(step)
+        locs, positions = (window.t().contiguous() for window in (metadata.locs, metadata.positions))
+        tokens = self.buffers.views(len(rows), step.width).draft_tokens
+        hidden = runner.future.draft_seed(rows, tokens[:, 0])
+        for i in range(step.width - 2):
             batch = ForwardBatch(
                 mode=ForwardMode.DRAFT_DECODE,
-                input_ids=token,
-                positions=positions[:, i],
-                out_cache_loc=locs[:, i],
+                input_ids=tokens[:, i],
+                positions=positions[i],
+                out_cache_loc=locs[i],
                 req_pool_indices=rows,
-                seq_lens=relay.seq_lens + i,
-                state_slots=relay.state_slots,
+                seq_lens=positions[i],
+                state_slots=metadata.state_slots,
                 width=1,
                 prefix_len=0,
                 kv_bound=step.kv_bound,
             )
             hidden = runner.draft_model.forward(batch, hidden, runner.pools)
-            token = self.draft_tokens(hidden, positions[:, i], rows, step.flags)
-            out[:, i + 1] = token
+            self.guess(hidden, positions[i + 1], rows, step.flags, tokens[:, i + 1])
 
-    def draft_tokens(
-        self, hidden: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, flags: SamplingFlags
-    ) -> torch.Tensor:
-        """The drafter's guess after each row, int64 [bs].
+    def guess(
+        self, hidden: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, flags: SamplingFlags, out: torch.Tensor
+    ) -> None:
+        """The drafter's guess after each row, into ``out`` int64 [bs].
 
-        The row at position p guesses the token at p + 2, which the target draws from its row at p + 1.
+        The row at position p guesses the token at p + 2, which the target draws from its row at ``positions`` = p + 1.
         """
-        return guess_tokens(self.runner, self.runner.draft_model.logits(hidden), positions + 1, rows, flags)
+        guess_into(self.runner, hidden, positions, rows, flags, out)
 
     def extend(self, step: StepInput) -> None:
-        """NEXTN layer over the window with true hidden states; the last accepted row gives the next seed.
+        """KV of the window from true hidden states; the last accepted row goes on to give the next seed.
 
         Rows behind it are junk: their KV lies in the next window and is rewritten there.
         """
-        runner, rows, width = self.runner, step.req_pool_indices, step.width
-        buffers = self.buffers.views(len(rows), width)
-        slots = rows  # never read: the NEXTN layer has no KDA state
-        batch = window_batch(runner, ForwardMode.DRAFT_EXTEND, step, buffers.target_ids, buffers.seq_lens, slots)
-        hidden = runner.draft_model.forward(batch, buffers.features, runner.pools)
-        last = (buffers.accept_lens - 1).clamp_min(0)
-        select = torch.arange(len(rows), device=rows.device) * width + last
-        chosen = hidden.index_select(0, select)
-        seed = self.draft_tokens(chosen, batch.positions.index_select(0, select), rows, step.flags)
-        runner.future.stash(rows, seed, chosen)
+        runner, rows = self.runner, step.req_pool_indices
+        buffers, metadata = self.buffers.views(len(rows), step.width), self.metadata.of_step(step)
+        batch = window_batch(ForwardMode.DRAFT_EXTEND, step, buffers.target_ids, metadata)
+        hidden = runner.draft_model.forward(batch, buffers.features, runner.pools, buffers.accept_lens)
+        seed = torch.empty_like(rows)
+        drawn_at = metadata.seq_lens + buffers.accept_lens if step.flags.sampled else rows  # greedy guesses need none
+        self.guess(hidden, drawn_at, rows, step.flags, seed)
+        runner.future.stash(rows, seed, hidden)

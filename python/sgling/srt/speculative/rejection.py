@@ -6,9 +6,9 @@ import torch
 
 from sgling.srt.core.step import StepInput
 from sgling.srt.model_executor.model_runner import ModelRunner
-from sgling.srt.speculative.verify import WindowLogits, adjust_inputs, without_padding
+from sgling.srt.speculative.verify import WindowLogits, adjust_inputs
 from sgling_kernel.sampling import SamplingFlags
-from sgling_kernel.verdict import Verdict, draw_draft, round_seed, verdict_rejection
+from sgling_kernel.verdict import Verdict, draw_draft, round_seed, verdict_rejection, without_padding
 
 
 class RejectionSampler:

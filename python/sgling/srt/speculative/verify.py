@@ -17,7 +17,7 @@ from sgling_kernel.sampling import (
     token_logprobs,
     top_logprobs,
 )
-from sgling_kernel.verdict import Verdict, verdict_greedy, verdict_sampled
+from sgling_kernel.verdict import Verdict, verdict_greedy, verdict_sampled, without_padding
 
 PROMPT_LOGPROB_ROWS = 256  # prompt rows whose logits exist at the same time
 
@@ -45,15 +45,8 @@ def choose_tokens(runner: ModelRunner, window: WindowLogits, flags: SamplingFlag
     """
     if any(flags):
         verdict = verdict_sampled(window.logits, adjust_inputs(runner, window), flags, runner.reduce)
-    else:
-        start = runner.model.vocab_range[0]
-        verdict = verdict_greedy(window.logits, window.candidates, runner.reduce, start)
-    return without_padding(verdict, window.rows)
-
-
-def without_padding(verdict: Verdict, rows: torch.Tensor) -> Verdict:
-    """The verdict with nothing accepted for padded requests (row 0)."""
-    return verdict._replace(accept_lens=torch.where(rows > 0, verdict.accept_lens, 0))
+        return without_padding(verdict, window.rows)
+    return verdict_greedy(window.logits, window.candidates, runner.reduce, runner.model.vocab_range[0], window.rows)
 
 
 def count_emitted(runner: ModelRunner, window: WindowLogits, verdict: Verdict, flags: SamplingFlags) -> None:

@@ -20,7 +20,7 @@ from sgling.srt.layers.attention.block import BlockAttnBackend
 from sgling.srt.layers.attention.mla import MLAAttnBackend
 from sgling.srt.mem_cache.memory_pools import MemoryPools
 from sgling_kernel.cache_locs import context_locs
-from sgling_kernel.mla import PagedContext
+from sgling_kernel.mla import PagedContext, expand_v, head_gate
 
 _WORKSPACE_BYTES = 128 << 20
 
@@ -94,13 +94,17 @@ class FlashInferMLABackend(MLAAttnBackend):
             )
         return super().init_forward_metadata_in_graph(batch, pools)
 
-    def decode(
-        self, q_lat: torch.Tensor, q_pe: torch.Tensor, kv_pool: torch.Tensor, context: PagedContext
+    def decode_gated(
+        self,
+        queries: tuple[torch.Tensor, torch.Tensor],
+        kv_pool: torch.Tensor,
+        output: tuple[torch.Tensor, torch.Tensor],
+        context: PagedContext,
     ) -> torch.Tensor:
         """See :class:`MLAAttnBackend`."""
-        latent = self._sizes[1]
-        pages = kv_pool.unsqueeze(1)
-        return self._wrapper.run(q_nope=q_lat, q_pe=q_pe, ckv_cache=pages[..., :latent], kpe_cache=pages[..., latent:])
+        (q_nope, q_pe), (w_vc, gate), pages = queries, output, kv_pool.unsqueeze(1)
+        keys = {"ckv_cache": pages[..., : self._sizes[1]], "kpe_cache": pages[..., self._sizes[1] :]}
+        return head_gate(expand_v(self._wrapper.run(q_nope=q_nope, q_pe=q_pe, **keys), w_vc), gate)
 
 
 class FlashInferBlockBackend(BlockAttnBackend):

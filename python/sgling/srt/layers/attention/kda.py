@@ -19,7 +19,6 @@ from sgling_kernel.kda import (
     kda_verify_replay,
     kda_verify_staged,
 )
-from sgling_kernel.norm import gated_rms_norm
 
 
 class KDAAttnBackend(AttentionBackend):
@@ -120,4 +119,4 @@ class KDAAttention:
         """x [N, H] after the input norm -> [N, H], reduced over ranks."""
         qkv, b, f, gate = self.in_proj.forward(x).split(self.sizes, dim=-1)
         out = self.backend.forward((qkv, f, b), self.params, context.batch, context.kda[self.kda_index])
-        return self.o_proj.forward(gated_rms_norm(out, gate, self.o_norm, self.eps).flatten(1))
+        return self.o_proj.forward_gated(out, gate, self.o_norm, self.eps)

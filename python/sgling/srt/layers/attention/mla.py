@@ -5,14 +5,22 @@ from __future__ import annotations
 import torch
 
 from sgling.srt.config.model_config import ModelConfig
-from sgling.srt.core.forward_batch import ForwardBatch
+from sgling.srt.core.forward_batch import ForwardBatch, ForwardMode
 from sgling.srt.layers.attention.base import AttentionBackend, AttentionContext, MLAMetadata
 from sgling.srt.layers.linear import FusedLinear, RowParallelLinear
 from sgling.srt.layers.norm import RMSNorm
 from sgling.srt.layers.rotary import RotaryEmbedding
 from sgling.srt.layers.weights import WeightSource
 from sgling.srt.mem_cache.memory_pools import MemoryPools
-from sgling_kernel.mla import PagedContext, absorb_q, expand_v, head_gate, mla_decode, mla_prefill, prepare
+from sgling_kernel.mla import (
+    PagedContext,
+    head_gate,
+    mla_decode_gated,
+    mla_prefill,
+    prepare,
+    prepare_absorbed,
+)
+from sgling_kernel.relay import take_accepted
 
 
 class MLAAttnBackend(AttentionBackend):
@@ -28,43 +36,60 @@ class MLAAttnBackend(AttentionBackend):
         if batch.mode.is_prefill:
             row = pools.req_to_token.index_select(0, batch.req_pool_indices)[0]
             return MLAMetadata(prefill_locs=row[: batch.prefix_len + batch.width], paged=None)
-        paged = PagedContext(pools.req_to_token, batch.req_pool_indices, batch.seq_lens, batch.width, batch.kv_bound)
+        table = (pools.req_to_token, batch.req_pool_indices, batch.seq_lens)
+        paged = PagedContext(*table, batch.width, batch.kv_bound, early=True)
         return MLAMetadata(prefill_locs=None, paged=paged)
 
-    def forward(
+    def prefill(
         self,
-        queries: tuple[torch.Tensor, torch.Tensor],
+        queries: torch.Tensor,
         kv_pool: torch.Tensor,
         weights: tuple[torch.Tensor, torch.Tensor],
         batch: ForwardBatch,
         metadata: MLAMetadata,
     ) -> torch.Tensor:
-        """Attention of rows whose own keys are already written.
+        """Expanded attention of a prompt chunk whose own keys are already written.
+
+        ``queries`` [T, H, nope + rope] with rotated rope part, ``kv_pool`` [slots + 1, latent + rope] of the layer,
+        ``weights`` (w_kc [H, nope, latent], w_vc [H, latent, v]) -> [T, H, v] in the model dtype.
+        """
+        kv = kv_pool.index_select(0, metadata.prefill_locs)
+        return mla_prefill(queries, kv, *weights, batch.prefix_len, self.scale)
+
+    def attend(
+        self,
+        queries: tuple[torch.Tensor, torch.Tensor],
+        kv_pool: torch.Tensor,
+        output: tuple[torch.Tensor, torch.Tensor],
+        batch: ForwardBatch,
+        context: PagedContext,
+    ) -> torch.Tensor:
+        """Absorbed attention of rows whose own keys are already written, up to the gated values.
 
         Args:
-            queries: (q_nope [N, H, nope], rotated q_pe [N, H, rope]).
+            queries: (absorbed [N, H, latent], rotated [N, H, rope]).
             kv_pool: [slots + 1, latent + rope] of the layer.
-            weights: (w_kc [H, nope, latent], w_vc [H, latent, v]).
+            output: (w_vc [H, latent, v], gate logits [N, H]).
 
         Returns:
-            [N, H, v] in the model dtype.
+            [N, H * v] in the model dtype.
         """
-        (q_nope, q_pe), (w_kc, w_vc) = queries, weights
-        if metadata.prefill_locs is not None:
-            kv = kv_pool.index_select(0, metadata.prefill_locs)
-            return mla_prefill(torch.cat(queries, dim=-1), kv, w_kc, w_vc, batch.prefix_len, self.scale)
-        q_lat = absorb_q(q_nope, w_kc)
-        if batch.ragged is not None:
-            spread = batch.ragged.spread
-            dense = self.decode(spread(q_lat), spread(q_pe), kv_pool, metadata.paged)
-            return expand_v(batch.ragged.pack(dense), w_vc)
-        return expand_v(self.decode(q_lat, q_pe, kv_pool, metadata.paged), w_vc)
+        if batch.ragged is None:
+            return self.decode_gated(queries, kv_pool, output, context)
+        spread, (q_lat, q_pe), (w_vc, gate) = batch.ragged.spread, queries, output
+        dense = self.decode_gated((spread(q_lat), spread(q_pe)), kv_pool, (w_vc, spread(gate)), context)
+        return batch.ragged.pack(dense)
 
-    def decode(
-        self, q_lat: torch.Tensor, q_pe: torch.Tensor, kv_pool: torch.Tensor, context: PagedContext
+    def decode_gated(
+        self,
+        queries: tuple[torch.Tensor, torch.Tensor],
+        kv_pool: torch.Tensor,
+        output: tuple[torch.Tensor, torch.Tensor],
+        context: PagedContext,
     ) -> torch.Tensor:
-        """Latent attention of whole windows: q_lat [N, H, latent], rotated q_pe [N, H, rope] -> [N, H, latent]."""
-        return mla_decode(q_lat, q_pe, kv_pool, context, self.scale)
+        """:meth:`attend` for whole windows: the one form of attention that decode, verify and packed verify share."""
+        w_vc, gate = output
+        return mla_decode_gated(*queries, kv_pool, context, self.scale, w_vc, gate)
 
 
 class MLAAttention:
@@ -128,11 +153,34 @@ class MLAAttention:
 
     def forward(self, x: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """x [N, H] after the input norm -> [N, H], reduced over ranks; writes the rows' own KV first."""
-        batch = context.batch
+        batch, kv_pool = context.batch, context.kv.layer(self.layer_id)
         q_nope, pe, latent, gate = self._project(x)
-        kv_pool = context.kv.layer(self.layer_id)
+        if context.mla.paged is None:
+            q_pe = prepare(pe, latent, *self._preparation(batch, kv_pool))
+            queries = torch.cat((q_nope, q_pe), dim=-1)
+            out = self.backend.prefill(queries, kv_pool, (self.w_kc, self.w_vc), batch, context.mla)
+            return self.dense.forward(head_gate(out, gate))
+        queries = prepare_absorbed(q_nope, self.w_kc, pe, latent, *self._preparation(batch, kv_pool))
+        return self.dense.forward(self.backend.attend(queries, kv_pool, (self.w_vc, gate), batch, context.mla.paged))
+
+    def forward_accepted(
+        self, x: torch.Tensor, residual: torch.Tensor, context: AttentionContext, accept_lens: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """:meth:`forward` of the last accepted row of each window, and that row of ``residual``: both [bs, H].
+
+        x, residual [bs * W, H], ``accept_lens`` int64 [bs]. All rows leave their KV.
+        """
+        batch, kv_pool = context.batch, context.kv.layer(self.layer_id)
+        q_nope, pe, latent, gate = self._project(x)
+        q_lat, q_pe = prepare_absorbed(q_nope, self.w_kc, pe, latent, *self._preparation(batch, kv_pool))
+        rows = (q_lat, q_pe, gate, residual, batch.positions)
+        q_lat, q_pe, gate, residual, last = take_accepted(rows, accept_lens, batch.width)
+        one = batch._replace(mode=ForwardMode.DRAFT_DECODE, width=1, positions=last, seq_lens=last)
+        paged = context.mla.paged._replace(seq_lens=last, width=1, early=False)
+        attended = self.backend.attend((q_lat, q_pe), kv_pool, (self.w_vc, gate), one, paged)
+        return self.dense.forward(attended), residual
+
+    def _preparation(self, batch: ForwardBatch, kv_pool: torch.Tensor) -> tuple:
+        """(norm, rotary, cache) of :func:`sgling_kernel.mla.prepare`."""
         norm = (self.kv_a_layernorm.weight, self.kv_a_layernorm.eps)
-        rotary = (batch.positions, self.rotary.table)
-        q_pe = prepare(pe, latent, norm, rotary, (kv_pool, batch.out_cache_loc))
-        out = self.backend.forward((q_nope, q_pe), kv_pool, (self.w_kc, self.w_vc), batch, context.mla)
-        return self.dense.forward(head_gate(out, gate))
+        return norm, (batch.positions, self.rotary.table), (kv_pool, batch.out_cache_loc)

@@ -1,0 +1,29 @@
+"""The GPU's DSPARK suite on a CPU: tiny model, fp32, graphs replaced by the functions they recorded."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu.gpu_case import Bed
+from gpu.test_dspark_lossless import CASES, Beds
+from model.tiny_model import write_tiny_checkpoint
+from spec.fake_graphs import Recorded
+
+
+@pytest.fixture(scope="module")
+def beds(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("models")
+    tiny = write_tiny_checkpoint(directory / "tiny")
+
+    def make(name, where, device):
+        (where / name).mkdir()
+        return Bed(name, where / name, device, tiny)
+
+    return Beds(directory, "cpu", make)
+
+
+@pytest.mark.parametrize("case", CASES[::4], ids=lambda case: "-".join(map(str, case)))
+def test_output_is_that_of_plain_decoding(beds, fake_cuda, case):
+    ids, truth, _ = beds.play(case)
+    assert ids == truth
+    assert (Recorded.replays > 0) == (case.graphs and case.verify == "static")
