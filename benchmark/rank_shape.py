@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from sgling.srt.config.draft_model import BUNDLED_DIR, complete_args
 from sgling.srt.config.model_config import ModelConfig
 from sgling.srt.config.server_args import ServerArgs
 from sgling.srt.core.step import StepInput
@@ -21,6 +22,7 @@ from sgling.srt.model_executor.model_runner import ModelRunner
 from sgling_kernel.sampling import SamplingFlags
 
 CONFIG = Path(__file__).parent / "configs" / "ling3-flash.json"
+DRAFTER_CONFIG = Path(__file__).parent / "configs" / "ling3-flash-dspark.json"
 SHARDED = (
     "num_attention_heads",
     "num_key_value_heads",
@@ -47,23 +49,41 @@ def rank_config(tp_shape: int, layers: int | None) -> dict:
     return config
 
 
-def build_runner(config: dict, context: int, device: str) -> ModelRunner:
-    """Weights and pools for one request of ``context`` tokens."""
+def rank_drafter(target: dict, tp_shape: int, block: int) -> dict:
+    """config.json of one rank of the published drafter with another block size, on a target of :func:`rank_config`."""
+    config = json.loads(DRAFTER_CONFIG.read_text(encoding="utf-8"))
+    for key in SHARDED:
+        if key in config:
+            config[key] //= tp_shape
+    layers = target["num_hidden_layers"]
+    if layers <= config["target_layer_ids"][-1] + 1:  # a model cut for smoke runs
+        config["target_layer_ids"] = list(range(max(1, layers - 6), layers - 1))
+    return config | {"num_target_layers": layers, "block_size": block, "mask_token_id": config["vocab_size"] - 1}
+
+
+def build_runner(config: dict, context: int, device: str, drafter: dict | None = None) -> ModelRunner:
+    """Weights and pools for one request of ``context`` tokens; with a ``drafter`` (its config) DSPARK, else NEXTN."""
+    common = {
+        "load_format": "dummy",
+        "device": device,
+        "context_length": context + SPARE,
+        "max_running_requests": 1,
+        "max_total_tokens": context + 2 * SPARE,
+        "random_seed": 0,
+    }
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        args = ServerArgs.from_kwargs(
-            model_path=directory,
-            load_format="dummy",
-            device=device,
-            speculative_algorithm="NEXTN",
-            speculative_num_steps=5,
-            context_length=context + SPARE,
-            max_running_requests=1,
-            max_total_tokens=context + 2 * SPARE,
-            random_seed=0,
-        )
-        spec = dataclasses.replace(args.spec, num_steps=MAX_WIDTH - 1, width=MAX_WIDTH, ring_length=RING)
-        args = dataclasses.replace(args, spec=spec)
+        if drafter is None:
+            args = ServerArgs.from_kwargs(
+                model_path=directory, speculative_algorithm="NEXTN", speculative_num_steps=5, **common
+            )
+            spec = dataclasses.replace(args.spec, num_steps=MAX_WIDTH - 1, width=MAX_WIDTH, ring_length=RING)
+            args = dataclasses.replace(args, spec=spec)
+        else:
+            bundled = Path(directory) / BUNDLED_DIR
+            bundled.mkdir()
+            (bundled / "config.json").write_text(json.dumps(drafter), encoding="utf-8")
+            args = complete_args(ServerArgs.from_kwargs(model_path=directory, speculative_algorithm="DSPARK", **common))
         return ModelRunner(args, ModelConfig.from_dir(directory), ParallelState.single())
 
 

@@ -2,54 +2,52 @@
 
     python benchmark/round.py --tp-shape 4 --output benchmark/results/h200/round.json
     python benchmark/round.py --tp-shape 4 --quick          # the headline rows only
+    python benchmark/round.py --tp-shape 4 --quick --prefill 8192
+    python benchmark/round.py --tp-shape 4 --algorithm DSPARK    # blocks of 8 and 16; "all" for everything
 
 Rows are run through the engine's own worker, graphs, result copies and one-step-late reads; acceptance is simulated.
+Node tables come from rows with the relay of three graphs (and plain decoding), whose parts can be told apart.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import json
 import statistics
 import subprocess
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
+from drafter_nodes import drafter_nodes
 from node_table import BF16, Machine, node_rows, profile_graphs
-from rank_shape import build_runner, fill_context, greedy_step, rank_config, set_length
+from prefill_table import measure_prefill
+from rank_shape import build_runner, fill_context, rank_config, rank_drafter, set_length
+from round_bench import Bench, Row
 
-from sgling.srt.core.step import PrefillInput, StepInput
-from sgling.srt.layers import moe
-from sgling.srt.model_executor.graph_runner import GraphRunner
 from sgling.srt.model_executor.model_runner import ModelRunner
-from sgling.srt.speculative.base import PlainWorker
-from sgling.srt.speculative.nextn_worker import NextnWorker
-from sgling_kernel.sampling import SamplingFlags
+from sgling.srt.model_loader.draft_inventory import draft_weight_bytes
+from sgling_kernel import cuda, dispatch
 
 ROOT = Path(__file__).resolve().parents[1]
-ROUNDS, RAW, SPAN_ROUNDS, PROFILED = 200, 20, 30, 2
-
-
-class Row(NamedTuple):
-    """One line of the table: verify width (1 = plain decode) and the accept length that is simulated."""
-
-    algorithm: str
-    width: int
-    accept: float
-
-
+ROUNDS, RAW, PROFILED = 200, 20, 2
+NODE_TABLES = "three"  # the relay whose graphs are taken apart
 ROWS = (
     Row("plain", 1, 1.0),
     Row("NEXTN", 6, 3.45),
-    Row("NEXTN", 5, 3.37),
-    Row("NEXTN", 4, 3.11),
-    Row("NEXTN", 9, 5.0),
-    Row("NEXTN", 17, 9.95),
-)
-HEADLINE = 2
+    Row("NEXTN", 6, 3.45, relay="three"),
+    Row("NEXTN", 6, 3.45, metadata="glue"),
+    Row("NEXTN", 6, 3.45, metadata="eager"),
+    *(Row("NEXTN", width, accept, relay) for width, accept in ((5, 3.37), (4, 3.11), (9, 5.0), (17, 9.95))
+      for relay in ("merged", "three")),
+    *(Row("DSPARK", 9, accept) for accept in (4.8, 6.2)),
+    Row("DSPARK", 9, 4.8, relay="three"),
+    *(Row("DSPARK", 17, accept) for accept in (4.8, 6.2, 9.95)),
+    Row("DSPARK", 17, 9.95, relay="three"),
+)  # fmt: skip
+HEADLINE = 3
 
 
 def calibrate() -> Machine:
@@ -77,99 +75,17 @@ def timed(run) -> float:
     return start.elapsed_time(end)
 
 
-class Bench:
-    """A worker's decode step under graphs, driven as the overlapped scheduler drives it."""
-
-    def __init__(self, runner: ModelRunner, row: Row, context: int):
-        self.runner, self.row, self.context = runner, row, context
-        self.worker = PlainWorker(runner) if row.algorithm == "plain" else NextnWorker(runner)
-        runner.simulated_accept = None if row.algorithm == "plain" else row.accept
-        self.graphs = GraphRunner(runner, self.worker, [1], [row.width])
-        self.graphs.capture([SamplingFlags()])
-        self.step: StepInput = greedy_step(runner, row.width)
-        self._pending = None
-
-    def round(self) -> None:
-        """Launch one step, then take the previous step's result."""
-        self.runner.begin_step(self.row.width)
-        launched = self.runner.copy_result(self.graphs.decode(self.step))
-        if self._pending is not None:
-            self._pending.wait()
-        self._pending = launched
-
-    def drain(self) -> None:
-        """Take the last result."""
-        if self._pending is not None:
-            self._pending.wait()
-        self._pending = None
-        torch.cuda.synchronize()
-
-    def rounds(self, count: int) -> list[float]:
-        """Milliseconds from start to start of ``count`` consecutive rounds."""
-        set_length(self.runner, self.context)
-        for _ in range(10):
-            self.round()
-        self.runner.device_clock.reset()
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(count + 1)]
-        for mark in marks[:-1]:
-            mark.record()
-            self.round()
-        marks[-1].record()
-        self.drain()
-        return [a.elapsed_time(b) for a, b in zip(marks, marks[1:], strict=False)]
-
-    def spans(self) -> dict[str, float]:
-        """Median milliseconds of each graph in an unbroken sequence of rounds."""
-        set_length(self.runner, self.context)
-        marks = []
-        for _ in range(SPAN_ROUNDS):
-            for name, graph in self.graphs.replays(1, self.row.width, SamplingFlags()):
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-                start.record()
-                graph.replay()
-                end.record()
-                marks.append((name, start, end))
-        torch.cuda.synchronize()
-        times: dict[str, list[float]] = {}
-        for name, start, end in marks:
-            times.setdefault(name, []).append(start.elapsed_time(end))
-        return {name: statistics.median(values) for name, values in times.items()}
-
-    def launch_us(self) -> float:
-        """Median host time to enqueue a step with nothing queued before it (a full queue would make the host wait)."""
-        times = []
-        for _ in range(RAW):
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            self.graphs.decode(self.step)
-            times.append(time.perf_counter() - begin)
-        return 1e6 * statistics.median(times)
-
-    def distinct_experts(self) -> list[int]:
-        """Distinct routed experts of each MoE layer of one verify (eager), target layers only."""
-        counts, true = [], moe.grouped_topk
-
-        def recorded(*args):
-            weights, ids = true(*args)
-            counts.append(ids.unique().numel())
-            return weights, ids
-
-        set_length(self.runner, self.context)
-        moe.grouped_topk = recorded
-        try:
-            (self.worker.decode if self.row.width == 1 else self.worker.verify)(self.step)
-        finally:
-            moe.grouped_topk = true
-        return counts
-
-
 def step_bytes(runner: ModelRunner, row: Row, context: int, distinct: float) -> float:
     """Bytes one verify must move: every weight it touches once, states and caches."""
     config = runner.model_config
     expert = 3 * config.moe_intermediate_size * config.hidden_size * BF16
     layers = [layer for layer in range(config.num_hidden_layers) if config.is_moe(layer)]
     unused = len(layers) * (config.num_experts - distinct) * expert
-    nextn = (config.num_experts + 1) * expert + 2 * config.hidden_size**2 * BF16
+    if (drafter := runner.spec.drafter) is not None:
+        unused += draft_weight_bytes(drafter, 1, torch.bfloat16)
+        nextn = 0
+    else:
+        nextn = (config.num_experts + 1) * expert + 2 * config.hidden_size**2 * BF16
     embedding = config.vocab_size * config.hidden_size * BF16
     states = runner.pools.state.temporal[:, 1].nbytes * (2 if row.width == 1 else 1)
     cache = len(config.mla_layer_ids) * context * config.kv_row_dim * BF16
@@ -180,18 +96,16 @@ def measure(runner: ModelRunner, row: Row, context: int, machine: Machine, quick
     """Everything about one row."""
     bench = Bench(runner, row, context)
     times = bench.rounds(ROUNDS)
-    clock = runner.device_clock
-    host = {"run_ahead": clock.run_ahead, "clock_idle_share": clock.idle_share, "launch_us": bench.launch_us()}
+    clock, launch = runner.device_clock, bench.launch_us()
+    host = {"run_ahead": clock.run_ahead, "clock_idle_share": clock.idle_share, "launch_us": launch.pop("step")}
     round_ms = statistics.mean(times)
     spans = bench.spans()
     distinct = bench.distinct_experts()
     mean_distinct = statistics.mean(distinct)
     size = step_bytes(runner, row, context, mean_distinct)
     result = {
-        "algorithm": row.algorithm,
+        **row._asdict(),
         "steps": row.width - 1,
-        "width": row.width,
-        "accept": row.accept,
         "context": context,
         "round_ms": round_ms,
         "median_ms": statistics.median(times),
@@ -202,11 +116,13 @@ def measure(runner: ModelRunner, row: Row, context: int, machine: Machine, quick
         "idle_share": (round_ms - sum(spans.values())) / round_ms,
         "distinct_experts": {"mean": mean_distinct, "min": min(distinct), "max": max(distinct)},
         "raw_ms": times[:RAW],
+        "first_step_s": bench.first_step_s,
         "capture_s": bench.graphs.report.seconds,
         "graph_pool_gb": bench.graphs.report.pool_bytes / 1e9,
         **host,
+        "launch_parts_us": launch,
     }
-    if not quick:
+    if not quick and (row.relay == NODE_TABLES or row.width == 1):
         result["nodes"] = nodes(bench, mean_distinct, machine)
     return result
 
@@ -214,7 +130,7 @@ def measure(runner: ModelRunner, row: Row, context: int, machine: Machine, quick
 def nodes(bench: Bench, distinct: float, machine: Machine) -> dict[str, list[dict]]:
     """Node table of each graph of the round."""
     set_length(bench.runner, bench.context)
-    replays = bench.graphs.replays(1, bench.row.width, SamplingFlags())
+    replays = bench.replays()
 
     def run() -> None:
         for _, graph in replays:
@@ -224,25 +140,12 @@ def nodes(bench: Bench, distinct: float, machine: Machine) -> dict[str, list[dic
     launches = profile_graphs(run, PROFILED)
     tables = {}
     for i, (name, _) in enumerate(replays):
-        rows = 1 if name == "draft" else bench.row.width
+        drafter = bench.runner.spec.drafter
+        rows = bench.row.width if name != "draft" else 1 if drafter is None else drafter.block_rows
         shape = (rows, bench.context, distinct if rows > 1 or name == "decode" else 8.0)
-        own = launches[i :: len(replays)]
-        tables[name] = node_rows(own, bench.runner.model_config, shape, machine) if own else []
+        own, extra = launches[i :: len(replays)], drafter_nodes(drafter, name, bench.context)
+        tables[name] = node_rows(own, bench.runner.model_config, shape, machine, extra) if own else []
     return tables
-
-
-def prefill_seconds(runner: ModelRunner, tokens: int) -> list[float]:
-    """Wall seconds of three whole prompts of ``tokens``, NEXTN layer included; the first one compiles."""
-    worker, seconds = NextnWorker(runner), []
-    ids = torch.randint(0, runner.model_config.vocab_size, (tokens,)).tolist()
-    for _ in range(3):
-        runner.pools.state.clear(1)
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
-        worker.prefill(PrefillInput(1, 1, ids, 0, None, SamplingFlags(), None, None))
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - begin)
-    return seconds
 
 
 def sources_sha256() -> str:
@@ -267,7 +170,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=8192)
     parser.add_argument("--layers", type=int, help="cut the model, for smoke runs")
     parser.add_argument("--quick", action="store_true", help="headline rows, no node table")
-    parser.add_argument("--prefill", type=int, help="also time prompts of this many tokens")
+    parser.add_argument("--relay", choices=("both", "merged", "three"), default="both", help="rows of these relays")
+    parser.add_argument(
+        "--algorithm", choices=("all", "NEXTN", "DSPARK"), default="NEXTN", help="NEXTN: its rows and plain decoding"
+    )
+    parser.add_argument("--prefill", type=int, help="also time and take apart prompts of this many tokens")
     parser.add_argument("--output", type=Path, help="JSON file; rewritten after every row")
     return parser.parse_args()
 
@@ -276,7 +183,10 @@ def main() -> None:
     """Run the rows and print the table."""
     args = parse()
     begin = time.perf_counter()
-    runner = build_runner(rank_config(args.tp_shape, args.layers), args.context, "cuda")
+    if dispatch.usable("cuda", cuda.why_not()):
+        cuda.prebuild()
+    built = time.perf_counter()
+    config, rows = rank_config(args.tp_shape, args.layers), chosen_rows(args)
     machine = calibrate()
     report = {
         "commit": commit(),
@@ -285,33 +195,65 @@ def main() -> None:
         "date": time.strftime("%Y-%m-%d"),
         "torch": torch.__version__,
         "tp_shape": args.tp_shape,
-        "layers": runner.model_config.num_hidden_layers,
+        "layers": config["num_hidden_layers"],
         "copy_gbps": machine.copy_gbps,
         "node_us": machine.node_us,
-        "load_s": runner.load_report.seconds,
-        "start_s": time.perf_counter() - begin,
+        "cold_start": {"cuda_build_s": built - begin},
         "rows": [],
     }
+    for block in dict.fromkeys(row.block for row in rows):
+        gc.unfreeze()  # capture froze the previous model
+        gc.collect()
+        torch.cuda.empty_cache()
+        measure_model(args, config, [row for row in rows if row.block == block], machine, report)
+    report["cold_start"] |= cold_start(report["rows"])
+    print("cold start, seconds:", {name: round(value, 2) for name, value in report["cold_start"].items()}, flush=True)
+    save(report, args.output)
+
+
+def measure_model(args: argparse.Namespace, config: dict, rows: list[Row], machine: Machine, report: dict) -> None:
+    """Build the model with the drafter of these rows and add them to the report."""
+    started, block = time.perf_counter(), rows[0].block
+    drafter = None if block is None else rank_drafter(config, args.tp_shape, block)
+    runner = build_runner(config, args.context, "cuda", drafter)
+    report["cold_start"].setdefault("runner_s", time.perf_counter() - started)
+    report["cold_start"].setdefault("load_s", runner.load_report.seconds)
     with torch.inference_mode(), runner.on_forward_stream():
         fill_context(runner)
-        for row in ROWS[:HEADLINE] if args.quick else ROWS:
+        for row in rows:
             result = measure(runner, row, args.context, machine, args.quick)
             report["rows"].append(result)
             show(result)
             save(report, args.output)
-        if args.prefill:
-            report["prefill"] = {"tokens": args.prefill, "seconds": prefill_seconds(runner, args.prefill)}
-            print("prefill", report["prefill"], flush=True)
-    save(report, args.output)
+        if args.prefill and block is None:
+            report["prefill"] = measure_prefill(runner, args.prefill, machine)
+
+
+def chosen_rows(args: argparse.Namespace) -> list[Row]:
+    """Headline rows or all, of the asked algorithm and relays; plain decoding has but one relay."""
+    rows = [row for row in ROWS if args.algorithm in ("all", row.algorithm if row.width > 1 else "NEXTN")]
+    rows = rows[:HEADLINE] if args.quick and args.algorithm != "DSPARK" else rows
+    return [row for row in rows if row.width == 1 or args.relay in ("both", row.relay)]
+
+
+def cold_start(rows: list[dict]) -> dict[str, float]:
+    """Seconds of the first eager step and the first capture of each algorithm: what a server's start adds."""
+    figures: dict[str, float] = {}
+    for row in rows:
+        figures.setdefault(f"first_step_s {row['algorithm']}", row["first_step_s"])
+        figures.setdefault(f"capture_s {row['algorithm']}", row["capture_s"])
+    return figures
 
 
 def show(result: dict) -> None:
     """One line per row."""
     spans = " ".join(f"{name} {ms:.3f}" for name, ms in result["spans_ms"].items())
     print(
-        f"{result['algorithm']:6s} width {result['width']:2d}: round {result['round_ms']:.3f} ms ({spans}), floor "
+        f"{result['algorithm']:6s} width {result['width']:2d} {result['relay']:6s} {result['metadata']:8s}: "
+        f"round {result['round_ms']:.3f} ms ({spans}), floor "
         f"{result['floor_ms']:.3f}, idle {100 * result['idle_share']:.1f} %, ahead {result['run_ahead']:.2f}, launch "
-        f"{result['launch_us']:.0f} us, distinct {result['distinct_experts']['mean']:.1f}",
+        f"{result['launch_us']:.0f} us, distinct {result['distinct_experts']['mean']:.1f}, launch parts "
+        + " ".join(f"{name} {us:.0f}" for name, us in result["launch_parts_us"].items()),
         flush=True,
     )
 
