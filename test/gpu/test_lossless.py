@@ -1,57 +1,67 @@
-"""Losslessness on a GPU: greedy and seeded ids are those of plain decoding without graphs, whatever helps along."""
+"""Losslessness on a GPU: greedy and seeded ids are those of plain decoding without graphs, whatever helps along.
+
+Two models, each with its own drafter, a random one, one that is always wrong and an oracle with planted errors. The
+covering design runs every pair of settings; ``-m exhaustive`` runs all combinations (hours).
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 
-from gpu.gpu_case import MODELS, oracle, random_drafts, run, write_config
+from gpu.gpu_case import MODELS, PLAIN, Bed, Play, Setup
+from gpu.lossless_design import AXES, WIDTHS, covering, everything, name_of
 
-WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 17)
-
-
-@pytest.fixture(scope="module", params=list(MODELS))
-def path(request, tmp_path_factory):
-    return write_config(tmp_path_factory.mktemp("models"), request.param)
+OCCURRENCES = 20  # how often every accept length must occur under the oracle
+LONG = 96  # tokens after which plain graphs are compared with plain steps
 
 
-@pytest.fixture(scope="module")
-def truth(path):
-    """Plain decoding, one request at a time, no graph."""
-    return run(path, width=0, disable_cuda_graph=True)
+@pytest.fixture(scope="module", params=MODELS)
+def bed(request, tmp_path_factory):
+    return Bed(request.param, tmp_path_factory.mktemp("models"), "cuda")
 
 
+@pytest.mark.parametrize("case", covering(), ids=name_of)
+def test_output_is_that_of_plain_decoding(bed, case):
+    setup, play = case
+    assert bed.run(setup, play)[0] == bed.truth(setup.kernels)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("algorithm", AXES["algorithm"])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_any_width(path, truth, width):
-    assert run(path, width=width) == truth
+def test_output_is_that_of_plain_decoding_full_product(bed, algorithm, width):
+    for setup, play in everything(algorithm, width):
+        assert bed.run(setup, play)[0] == bed.truth(setup.kernels), (setup, play)
 
 
-@pytest.mark.parametrize("width", [0, 4])
-def test_graphs_change_nothing(path, truth, width):
-    assert run(path, width=width, disable_cuda_graph=width > 0) == truth
+def oracle_tokens(width: int, occurrences: int = OCCURRENCES) -> int:
+    """Output tokens per request (four of them) in which every accept length 1 .. W occurs that often, and a margin."""
+    return (occurrences + 2) * width * (width + 1) // 2 // 4 + 2 * width
 
 
-def test_both_rollbacks(path, truth):
-    assert run(path, width=6, linear_rollback="staged") == truth
+@pytest.mark.parametrize("width", [width for width in WIDTHS if width > 1])
+def test_every_accept_length_occurs_under_the_oracle(bed, width):
+    setup = Setup(width=width, rollback="staged" if width % 2 else "replay")
+    tokens = oracle_tokens(width)
+    ids, accepted = bed.run(setup, Play("oracle", 4), tokens)
+    assert ids == bed.truth("cuda", tokens)
+    assert sorted(accepted) == list(range(1, width + 1))
+    assert min(accepted.values()) >= OCCURRENCES, accepted
 
 
-@pytest.mark.parametrize("width", [0, 3, 6])
-def test_inside_a_batch(path, truth, width):
-    assert run(path, width=width, batched=True) == truth
+def test_long_answers_do_not_depend_on_plain_graphs(bed):
+    """Oracles of wide windows know long answers, which plain graphs made."""
+    expected = bed.run(PLAIN, Play(), LONG)[0]
+    assert {rid: ids[:LONG] for rid, ids in bed.truth("cuda", oracle_tokens(WIDTHS[-1])).items()} == expected
 
 
-@pytest.mark.parametrize("width", [4, 6])
-def test_random_and_wrong_drafts(path, truth, width):
-    assert run(path, width=width, drafter=random_drafts(path)) == truth
-    assert run(path, width=width, drafter=oracle(path, truth, Counter(), always_wrong=True)) == truth
-
-
-@pytest.mark.parametrize("rollback", ["replay", "staged"])
-def test_every_accept_length_under_the_planted_oracle(path, truth, rollback):
-    seen = Counter()
-    width = 4
-    for _ in range(3):
-        outcome = run(path, width=width, drafter=oracle(path, truth, seen), batched=True, linear_rollback=rollback)
-        assert outcome == truth
-    assert min(seen[length] for length in range(1, width + 1)) >= 20, seen
+def test_the_trained_drafter_is_accepted_alone_and_in_a_batch(tmp_path):
+    """Drafts need no exactness, so only the accept length shows a drafter that reads the wrong rows."""
+    bed = Bed("pico", tmp_path, "cuda")
+    means = []
+    for batch in (1, 4):
+        accepted = bed.run(Setup(), Play("own", batch), 96)[1]
+        means.append(sum(length * count for length, count in accepted.items()) / accepted.total())
+    print("accept length of the trained drafter, alone and four together:", means)
+    assert min(means) > 1.5
+    assert abs(means[0] - means[1]) < 0.15

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ops.kda_case import make_params, make_pools, make_rows
-from sgling_kernel.kda import KDAParams, gpu, reference
+from sgling_kernel.kda import KDAParams, chunk_configs, gpu, reference
 from sgling_kernel.mla import gpu as mla_gpu
 from sgling_kernel.mla import reference as mla_reference
 from sgling_kernel.moe import ExpertWeights
@@ -47,6 +47,7 @@ def test_grouped_experts():
 
 def test_chunk_kda_and_the_hand_over_between_chunks():
     pytest.importorskip("fla")
+    assert chunk_configs.fix_configs()
     params, rows = make_params(8, 128), make_rows(200, 8, 128, BF16)
     pools = make_pools(1, 2, 8, 128, BF16)
     window, state = pools.conv[0, 1], pools.state[0, 1]
@@ -58,3 +59,6 @@ def test_chunk_kda_and_the_hand_over_between_chunks():
     first = gpu.kda_prefill(*rows.pick(slice(0, 130)), params, window, state)
     second = gpu.kda_prefill(*rows.pick(slice(130, 200)), params, *first[1:])
     assert error(torch.cat((first[0], second[0])), want) < 2e-2 and error(second[2], want_state) < 2e-2
+    for name in chunk_configs.CONFIGS:
+        tuner = chunk_configs.autotuner(name)
+        assert len(tuner.configs) == 1 and not tuner.cache, f"{name} was tuned at run time"

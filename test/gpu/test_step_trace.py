@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+import pytest
 import torch
 
 import sgling
@@ -27,16 +28,17 @@ def test_marks_follow_the_host_clock():
     assert before - slack <= times[0] < times[1] <= after + slack
 
 
-def test_rounds_of_an_engine_are_named_and_not_all_idle(tmp_path):
+@pytest.mark.parametrize(("relay", "names"), [("three", {"draft", "verify", "extend"}), ("merged", {"round"})])
+def test_rounds_of_an_engine_are_named_and_not_all_idle(tmp_path, relay, names):
     model = write_tiny_checkpoint(tmp_path / "model", seed=3)
     prompt = request("a", random_prompt(12, seed=1)).input_ids
-    with sgling.Engine(model_path=str(model), speculative_algorithm="NEXTN") as engine:
+    with sgling.Engine(model_path=str(model), speculative_algorithm="NEXTN", cuda_graph_relay=relay) as engine:
         params = {"max_new_tokens": 40, "ignore_eos": True, "temperature": 0.0}
         plain = engine.generate(input_ids=prompt, sampling_params=params)["output_ids"]
         engine.start_profile(output_dir=str(tmp_path))
         assert engine.generate(input_ids=prompt, sampling_params=params)["output_ids"] == plain
         spans, facts = read_trace(tmp_path / engine.stop_profile()[0])
     assert facts["device"] == "cuda"
-    assert {"draft", "verify", "extend"} <= {span.name for span in spans if span.lane == DEVICE}
+    assert names <= {span.name for span in spans if span.lane == DEVICE}
     assert all(span.begin <= span.end for span in spans)
     assert 0 <= summary(find_rounds(spans))["device_idle"] < 1
