@@ -32,7 +32,9 @@ from sgling.srt.model_loader.draft_inventory import draft_weight_bytes
 from sgling_kernel import cuda, dispatch
 
 ROOT = Path(__file__).resolve().parents[1]
+SOURCES = {".py", ".cu", ".cuh", ".h", ".json"}
 ROUNDS, RAW, PROFILED = 200, 20, 2
+REDUCED_HEAD = 8192  # of the rank's 39,296 ids: 32K listed tokens on four ranks
 NODE_TABLES = "three"  # the relay whose graphs are taken apart
 ROWS = (
     Row("plain", 1, 1.0),
@@ -42,6 +44,8 @@ ROWS = (
     Row("NEXTN", 6, 3.45, metadata="eager"),
     *(Row("NEXTN", width, accept, relay) for width, accept in ((5, 3.37), (4, 3.11), (9, 5.0), (17, 9.95))
       for relay in ("merged", "three")),
+    Row("NEXTN", 6, 3.45, draft_tokens=REDUCED_HEAD),
+    Row("NEXTN", 4, 3.11, draft_tokens=REDUCED_HEAD),
     *(Row("DSPARK", 9, accept) for accept in (4.8, 6.2)),
     Row("DSPARK", 9, 4.8, relay="three"),
     *(Row("DSPARK", 17, accept) for accept in (4.8, 6.2, 9.95)),
@@ -149,10 +153,12 @@ def nodes(bench: Bench, distinct: float, machine: Machine) -> dict[str, list[dic
 
 
 def sources_sha256() -> str:
-    """Hash of the engine's and the operators' sources."""
+    """Hash of the engine's and the operators' sources, tables of measured choices included."""
     digest = hashlib.sha256()
-    for tree in ("python/sgling/srt", "sgl-kernel/sgling_kernel", "benchmark"):
-        for path in sorted((ROOT / tree).rglob("*.py")):
+    trees = ("python/sgling/srt", "sgl-kernel/sgling_kernel", "benchmark/configs")
+    files = (path for tree in trees for path in (ROOT / tree).rglob("*"))
+    for path in sorted((*files, *(ROOT / "benchmark").glob("*.py"))):
+        if path.suffix in SOURCES:
             digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
     return digest.hexdigest()
 
@@ -248,9 +254,10 @@ def cold_start(rows: list[dict]) -> dict[str, float]:
 def show(result: dict) -> None:
     """One line per row."""
     spans = " ".join(f"{name} {ms:.3f}" for name, ms in result["spans_ms"].items())
+    head = "" if result["draft_tokens"] is None else f", draft head of {result['draft_tokens']} ids"
     print(
         f"{result['algorithm']:6s} width {result['width']:2d} {result['relay']:6s} {result['metadata']:8s}: "
-        f"round {result['round_ms']:.3f} ms ({spans}), floor "
+        f"round {result['round_ms']:.3f} ms ({spans}){head}, floor "
         f"{result['floor_ms']:.3f}, idle {100 * result['idle_share']:.1f} %, ahead {result['run_ahead']:.2f}, launch "
         f"{result['launch_us']:.0f} us, distinct {result['distinct_experts']['mean']:.1f}, launch parts "
         + " ".join(f"{name} {us:.0f}" for name, us in result["launch_parts_us"].items()),

@@ -31,6 +31,7 @@ class Row(NamedTuple):
         accept: accept length that is simulated.
         relay: "merged" (one graph per step) or "three"; the same thing for plain decoding.
         metadata: "in_graph", "glue" or "eager".
+        draft_tokens: ids in this rank's share of a reduced draft head (--speculative-token-map); None = all.
     """
 
     algorithm: str
@@ -38,6 +39,7 @@ class Row(NamedTuple):
     accept: float
     relay: str = "merged"
     metadata: str = "in_graph"
+    draft_tokens: int | None = None
 
     @property
     def block(self) -> int | None:
@@ -55,6 +57,8 @@ class Bench:
     def __init__(self, runner: ModelRunner, row: Row, context: int):
         self.runner, self.row, self.context = runner, row, context
         runner.metadata_mode = row.metadata
+        if row.draft_tokens is not None:  # the head of the rows after it too
+            runner.draft_model.use_token_map(range(row.draft_tokens))
         self.worker = WORKERS[row.algorithm](runner)
         runner.simulated_accept = None if row.algorithm == "plain" else row.accept
         self.step: StepInput = greedy_step(runner, row.width)

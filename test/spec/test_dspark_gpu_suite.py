@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpu.gpu_case import Bed
-from gpu.test_dspark_lossless import CASES, Beds
+from gpu.test_dspark_lossless import CASES, TRAINED_FLOOR, Beds, trained_accept_lengths
 from model.tiny_model import write_tiny_checkpoint
+from sgling.srt.config.model_path import EMBEDDED_DRAFTERS
 from spec.fake_graphs import Recorded
 
 
@@ -27,3 +28,10 @@ def test_output_is_that_of_plain_decoding(beds, fake_cuda, case):
     ids, truth, _ = beds.play(case)
     assert ids == truth
     assert (Recorded.replays > 0) == (case.graphs and case.verify == "static")
+
+
+@pytest.mark.parametrize("name", EMBEDDED_DRAFTERS)
+def test_the_trained_drafter_is_accepted_alone_and_in_a_batch(tmp_path, fake_cuda, name):
+    alone, together = trained_accept_lengths(Bed("pico", tmp_path, "cpu"), name)
+    assert alone == together > TRAINED_FLOOR
+    assert Recorded.replays > 0

@@ -104,5 +104,6 @@ def mla_decode_gated(
     )
     finish = runtime.function("mla/finish.cu", "mla_finish")
     gate = (gate_logits, gate_logits.stride(0))
-    runtime.launch(finish, part_out, part_ml, ctx.req_pool_indices, ctx.seq_lens, w_vc, *gate, out, *sizes)
+    parts = 4 if device.type == "cpu" or runtime.device_capability() >= (9, 0) else 1  # CTAs of a cluster
+    runtime.launch(finish, part_out, part_ml, ctx.req_pool_indices, ctx.seq_lens, w_vc, *gate, out, *sizes, parts)
     return out

@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(CLUSTER ? MAX_DIM / COLUMNS / 2 : MAX_DIM / CO
             landing_init(&row.landing);
             landing_expect(&row.landing, static_cast<int>(gridDim.x * blockDim.x / WARP * sizeof(float)));
         }
-        cluster_arrive();
+        cluster_arrive_with_landings();
     }
     const bool inside = this_column() < slots.dim;
     const int column = inside ? this_column() : 0;
@@ -170,7 +170,7 @@ extern "C" int combine_add_rms_norm(void* out, void* new_residual, const float* 
     const Slots slots{values, weights, static_cast<int>(top), static_cast<int>(dim), shared != 0};
     const dim3 grid(static_cast<unsigned>(ctas), static_cast<unsigned>(rows));
     const auto kernel = ctas == 1 ? combine_add_rms_norm_kernel<false> : combine_add_rms_norm_kernel<true>;
-    return sgling_launch_clusters(kernel, grid, threads, stream, pdl, static_cast<uint16_t*>(out),
-                                  static_cast<uint16_t*>(new_residual), slots, static_cast<const uint16_t*>(residual),
-                                  stride, static_cast<const uint16_t*>(norm_weight), eps);
+    return sgling_launch_cluster(kernel, grid.x, grid, threads, stream, pdl, static_cast<uint16_t*>(out),
+                                 static_cast<uint16_t*>(new_residual), slots, static_cast<const uint16_t*>(residual),
+                                 stride, static_cast<const uint16_t*>(norm_weight), eps);
 }

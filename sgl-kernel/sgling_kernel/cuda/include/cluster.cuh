@@ -1,20 +1,47 @@
-// CTAs that run at the same time on neighbouring multiprocessors and write into each other's shared memory (sm_90 and
-// up). The CTAs of a cluster are those of one blockIdx.y and blockIdx.z: gridDim.x of them, at most eight.
+// Clusters (sm_90 and up): CTAs that run at the same time and write into each other's shared memory. Two ways to meet:
 //
-// Values arrive like bulk copies (bulk.cuh): every CTA sets a Landing up that expects all bytes the others send, then
-// all threads of all CTAs call cluster_arrive(), later cluster_wait(), and behind it send and wait for the landing. A CTA
-// that has got everything sent to it may end. The emulation runs CTAs one after another and has no clusters.
+// Plain stores, read by one CTA:
+//   all threads, at the start:      cluster_arrive()
+//   all threads:                    cluster_wait(), then stores through cluster_at(shared, rank), then cluster_arrive()
+//   all threads of the reader:      cluster_wait(), then reads of its own shared memory
+//   The reader must be the last CTA of its cluster: in the emulation CTAs run one after another, and a `__shared__`
+//   array keeps what earlier CTAs wrote.
+//
+// Values counted by a barrier, as bulk copies are (bulk.cuh), read by every CTA; no fence over other memory:
+//   one thread, at the start:       landing_init and landing_expect of all bytes that the others send
+//   all threads:                    cluster_arrive_with_landings(), later cluster_wait(), then send_in_cluster and landing_wait
+//   A CTA that has got everything sent to it may end. The emulation has no such clusters.
 #pragma once
 
 #include "bulk.cuh"
 
-// Behind the wait, every CTA of the cluster has started and set its landings up.
+// Where `shared`, an address in this CTA's static shared memory, lies in CTA `rank` of the cluster.
+template <class T>
+__device__ __forceinline__ T* cluster_at(T* shared, int rank) {
+#if !defined(SGLING_EMULATE) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint64_t there;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(there) : "l"(reinterpret_cast<uint64_t>(shared)), "r"(rank));
+    return reinterpret_cast<T*>(there);
+#else
+    return shared;
+#endif
+}
+
+// All earlier stores of this CTA are seen behind the cluster_wait() of the others.
 __device__ __forceinline__ void cluster_arrive() {
+#if !defined(SGLING_EMULATE) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+#endif
+}
+
+// Only the landings that this CTA has set up are sure to be seen.
+__device__ __forceinline__ void cluster_arrive_with_landings() {
 #if !defined(SGLING_EMULATE) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
 #endif
 }
+
 __device__ __forceinline__ void cluster_wait() {
 #if !defined(SGLING_EMULATE) && defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
@@ -35,17 +62,18 @@ __device__ __forceinline__ void send_in_cluster(float* to, Landing* bar, int ran
 #endif
 }
 
-// SGLING_LAUNCH with clusters of grid.x CTAs; grid.x 1: none.
+// SGLING_LAUNCH with `cluster` neighbouring CTAs of the grid's x dimension, a multiple of it, in a cluster; 1: none.
 template <class... Params, class... Args>
-static int sgling_launch_clusters(void (*kernel)(Params...), dim3 grid, dim3 block, void* stream, int pdl,
-                                  Args... args) {
-    if (grid.x == 1) return SGLING_LAUNCH(kernel, grid, block, 0, stream, pdl, args...);
+static int sgling_launch_cluster(void (*kernel)(Params...), unsigned cluster, dim3 grid, dim3 block, void* stream,
+                                 int pdl, Args... args) {
+    if (cluster == 1) return SGLING_LAUNCH(kernel, grid, block, 0, stream, pdl, args...);
 #ifdef SGLING_EMULATE
-    return 1;
+    return sgling_launch(kernel, grid, block, 0, stream, pdl, args...);
 #else
     cudaLaunchAttribute attributes[2]{};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim = {grid.x, 1, 1};
+    attributes[0].val.clusterDim.x = cluster;
+    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
     cudaLaunchConfig_t config{};
