@@ -15,7 +15,7 @@ HIDDEN_SIZES = (256, 1536, 2560)  # K slices of the up product are a property of
 MAX_PAIRS, MAX_TOP = 1280, 8
 MAX_WALKED_EXPERTS = 1024
 _EMULATED_CTAS, _ROW_CTAS = 3, 4
-_WALK_ROWS, _WALK_SHARED_BYTES = 2, 192 * 1024  # rows from which walking is faster; two stages of 2560 columns and sums
+_WALK_ROWS, _WALK_SHARED_BYTES = 9, 192 * 1024  # rows from which walking is faster; two stages of 2560 columns and sums
 
 
 def why_not_experts(x: Tensor, experts: ExpertWeights, shared: ExpertWeights | None, ids: Tensor) -> str | None:
