@@ -190,7 +190,7 @@ def node_rows(
 
 
 KERNEL = {  # what the first line of a kernel looks like
-    "CUDA": r"__global__\s+void\s+(?:__launch_bounds__\([^)]*\)\s*)?(\w+)\s*\(",
+    "CUDA": r"__global__\s+void\s+(?:__launch_bounds__\((?:[^()]|\([^()]*\))*\)\s*)?(\w+)\s*\(",
     "Triton": r"\ndef _(\w+_kernel)\(",
 }
 
@@ -236,7 +236,7 @@ def main() -> None:
     options = parser.parse_args()
     for row in json.loads(options.result.read_text(encoding="utf-8"))["rows"]:
         if options.width in (None, row["width"]):
-            for graph, entries in row["nodes"].items():
+            for graph, entries in row.get("nodes", {}).items():
                 print(f"\n{row['algorithm']} width {row['width']}, {graph}\n")
                 print("\n".join(markdown(entries)))
 

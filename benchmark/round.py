@@ -146,7 +146,8 @@ def nodes(bench: Bench, distinct: float, machine: Machine) -> dict[str, list[dic
     for i, (name, _) in enumerate(replays):
         drafter = bench.runner.spec.drafter
         rows = bench.row.width if name != "draft" else 1 if drafter is None else drafter.block_rows
-        shape = (rows, bench.context, distinct if rows > 1 or name == "decode" else 8.0)
+        one_row = bench.runner.model_config.num_experts_per_tok  # an extend goes on with its last accepted row
+        shape = (rows, bench.context, distinct if name in ("verify", "decode") else one_row)
         own, extra = launches[i :: len(replays)], drafter_nodes(drafter, name, bench.context)
         tables[name] = node_rows(own, bench.runner.model_config, shape, machine, extra) if own else []
     return tables
