@@ -39,6 +39,7 @@ drafter() { # GPU, block size, anchors per row, shape; a run that dies before it
 keep() { # block size
   [ -d "$work/b$1/drafter" ] || { say "block $1 left no drafter"; return; }
   tar -cf "$out/b$1.tar" -C "$work/b$1" drafter metrics.jsonl && say "kept b$1.tar"
+  ln -s "b$1/drafter" "$work/ling3-pico-dspark-b$1" # the name its figures go by
 }
 
 drafter 0 8 256 "$shape" >"$work/b8.log" 2>&1 &
@@ -64,7 +65,7 @@ say "split serve"
 tar -cf "$out/logs.tar" -C "$work" b8.log b16.log
 [[ $stages == *evaluation* ]] || exit 0
 
-CUDA_VISIBLE_DEVICES=0 timeout 140 python3 -m sgling eval drafters --drafters "$work/b8/drafter" "$work/b16/drafter" --widths 6 7 8 \
+CUDA_VISIBLE_DEVICES=0 timeout 140 python3 -m sgling eval drafters --drafters "$work/ling3-pico-dspark-b8" "$work/ling3-pico-dspark-b16" --widths 6 7 8 \
   --num-questions 16 --max-new-tokens 1024 --disable-tqdm --report-only --json "$out/evaluation.json" >"$work/eval.log" 2>&1 &
 evaluation=$!
 CUDA_VISIBLE_DEVICES=1 timeout 150 python3 -m sgling train-draft ablate scripts/drafter_ablation.yaml --pool "$work/b8/pool.safetensors" \

@@ -121,7 +121,14 @@ def measure_widths(engine: Any, acceptance: Acceptance) -> list[DepthPoint]:
     return asyncio.run(grid())
 
 
-def speculation_section(points: Sequence[DepthPoint], smoke: SmokeResult) -> str:
+def advised(best: DepthPoint, algorithm: str | None) -> str:
+    """Flags that serve at the recommended width; NEXTN counts steps, DSPARK the drafts of a block."""
+    if algorithm != "DSPARK":
+        return f"--speculative-num-steps {best.steps}"
+    return f"--speculative-dspark-block-size {best.steps}" if best.steps else "--speculative-algorithm none"
+
+
+def speculation_section(points: Sequence[DepthPoint], smoke: SmokeResult, algorithm: str | None) -> str:
     """Break-even accept length of this machine, what was measured, and the verdict."""
     last = points[-1]
     break_even = last.step_ms / points[0].step_ms
@@ -135,7 +142,7 @@ def speculation_section(points: Sequence[DepthPoint], smoke: SmokeResult) -> str
             *(f"  {line}" for line in format_grid(points).splitlines()),
             f"  break-even accept length of width {last.width}: {break_even:.2f}; found {last.accept:.2f}",
             f"  the last draft pays above {grown.cost:+.1%} accept length; it brought {grown.accept:+.1%}",
-            f"  recommended on these prompts: --speculative-num-steps {best.steps} ({reason})",
+            f"  recommended on these prompts: {advised(best, algorithm)} ({reason})",
             f"  {spread_line(points)}",
             f"  acceptance smoke: accept length {smoke.accept_length:.2f}, floor {floor}{verdict}",
         ]
@@ -162,7 +169,7 @@ def examine(args: DoctorArgs, job: SchedulerJob) -> int:
             points = measure_widths(engine, acceptance)
             body = smoke_body(acceptance)
             smoke = judge(engine.generate(body["text"], body["sampling_params"]), acceptance, spec)
-            print("\n" + speculation_section(points, smoke))
+            print("\n" + speculation_section(points, smoke, spec.algorithm))
         print("\n" + warnings_section(engine.get_server_info()))
     if smoke is None:
         return 0

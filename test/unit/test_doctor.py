@@ -8,7 +8,8 @@ import shutil
 import pytest
 
 from sgling.bench import round_command
-from sgling.doctor import main, section, warnings_section
+from sgling.bench.depth_grid import make_point
+from sgling.doctor import advised, main, section, warnings_section
 from sgling.srt.config.acceptance import Acceptance
 from sgling.srt.config.choices import explain_choices
 from sgling.srt.config.model_path import ASSETS_DIR
@@ -46,6 +47,18 @@ def test_refusals_and_notices_are_listed():
     text = warnings_section(info)
     assert all(part in text for part in ("moe.grouped: odd rows", "--x accepted", "FlashInferMLABackend needs", "junk"))
     assert section("Empty", []) == "Empty\n  none"
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "width", "flag"),
+    [
+        ("NEXTN", 4, "--speculative-num-steps 3"),
+        ("DSPARK", 9, "--speculative-dspark-block-size 8"),
+        ("DSPARK", 1, "--speculative-algorithm none"),
+    ],
+)
+def test_advice_is_a_flag_that_the_algorithm_obeys(algorithm, width, flag):
+    assert advised(make_point(1, width, [(2.0, float(width))]), algorithm) == flag
 
 
 @pytest.fixture(scope="module")

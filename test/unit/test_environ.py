@@ -12,6 +12,8 @@ from sgling.srt.config.environ import (
     no_color,
     read_environ,
 )
+from sgling.srt.config.flags import ServerArgsError
+from sgling.srt.config.server_args import ServerArgs
 
 
 def test_defaults():
@@ -45,10 +47,13 @@ def test_published_variables_are_read_and_unknown_ones_ignored():
     )
 
 
-@pytest.mark.parametrize("name", ["SGLANG_HEALTH_CHECK_TIMEOUT", "SGLANG_OPT_FUSED_KDA_VERIFY"])
-def test_unreadable_values_name_the_variable(name):
-    with pytest.raises(ValueError, match=name):
+@pytest.mark.parametrize("name", ["SGLANG_HEALTH_CHECK_TIMEOUT", "SGLANG_ENABLE_METADATA_GLUE_GRAPH"])
+def test_unreadable_values_are_start_up_errors_that_name_the_variable(monkeypatch, name):
+    with pytest.raises(ServerArgsError, match=name):
         read_environ({name: "soon"})
+    monkeypatch.setenv(name, "soon")
+    with pytest.raises(ServerArgsError, match=name):
+        ServerArgs.from_cli([])
 
 
 def test_process_environment_is_read_when_asked(monkeypatch):

@@ -12,7 +12,8 @@ import pytest
 from sgling.srt.config.dspark_config import DSparkConfig
 from sgling.srt.config.flags import Kind, ServerArgsError, flag_fields, option_name, parse_int
 from sgling.srt.config.generate_args import GenerateArgs
-from sgling.srt.config.server_args import ServerArgs
+from sgling.srt.config.server_args import INVARIANT_ROWS, ServerArgs
+from sgling_kernel.dispatch import SMALL_ROWS
 
 LING = "--model-path inclusionAI/Ling-3.0-flash"
 COOKBOOK = f"{LING} --tp 4 --mem-fraction-static 0.8 --host 0.0.0.0 --port 30000"
@@ -103,6 +104,22 @@ def test_defaults_on_the_cpu():
     assert (args.host, args.port, args.decode_log_interval) == ("127.0.0.1", 30000, 40)
     assert args.random_seed >= 0
     assert args.notices == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "requests"),
+    [
+        ("--speculative-algorithm none", 48),
+        ("--speculative-num-steps 2", 48),
+        ("--speculative-num-steps 5", 26),
+        ("--speculative-algorithm DSPARK", 9),  # blocks of 16, until the drafter is read
+        ("--speculative-num-steps 7 --max-running-requests 64", 64),
+    ],
+)
+def test_by_default_no_step_of_a_gpu_exceeds_the_row_invariant_kernels(monkeypatch, flags, requests):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert resolve(f"{flags} --device cuda").max_running_requests == requests
+    assert INVARIANT_ROWS == SMALL_ROWS
 
 
 def test_speculation_is_on_for_the_embedded_model_only():

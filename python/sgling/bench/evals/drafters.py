@@ -45,12 +45,15 @@ class Contender(NamedTuple):
 
 
 def contenders(args: DraftersArgs) -> list[Contender]:
-    """NEXTN first, then the DSPARK drafters."""
+    """NEXTN first, then the DSPARK drafters. Raises :class:`BenchError` for two whose folders have one name."""
     widths = tuple(args.widths or NEXTN_WIDTHS)
     found = [Contender("NEXTN", {"speculative_algorithm": "NEXTN", "speculative_num_steps": max(widths) - 1}, widths)]
     for name in args.drafters or EMBEDDED_DRAFTERS:
         flags = {"speculative_algorithm": "DSPARK", "speculative_draft_model_path": name}
         found.append(Contender(Path(name).name, flags, (None,)))
+    names = [contender.name for contender in found]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise BenchError(f"two drafters are called {twice!r}: figures go by the folder's name, so copy or link one")
     return found
 
 

@@ -158,7 +158,8 @@ def ablate(args: AblateArgs) -> str:
             for index, variant in enumerate(variants)
         ]
         outcomes = [job.result() for job in jobs]
-    table = format_table(outcomes, f"{args.parallel} at a time on {gpus} x {gpu_facts()[0][1].split(',')[0]}")
+    where = f"{gpus} x {gpu_facts()[0][1].split(',')[0]}" if torch.cuda.is_available() else "a CPU"
+    table = format_table(outcomes, f"{args.parallel} at a time on {where}")
     path = args.table or DEFAULT_TABLE
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(table, encoding="utf-8")
