@@ -15,6 +15,8 @@ if not Path("/dev/nvidiactl").exists():
 import numpy as np
 import pytest
 import torch
+import triton.language as tl
+from triton.runtime import interpreter
 
 from sgling_kernel import cuda, dispatch
 from sgling_kernel.linear import set_fixed_rows
@@ -47,6 +49,20 @@ def _default_linears():
     set_fixed_rows(None)
 
 
+_interpreted_dot = interpreter.InterpreterBuilder.create_dot
+
+
+def _dot(builder, a, b, *rest):
+    """tl.dot of the interpreter, which keeps bf16 as 16-bit integers and would multiply those."""
+    return _interpreted_dot(builder, _widened(a), _widened(b), *rest)
+
+
+def _widened(operand):
+    if operand.dtype.scalar != tl.bfloat16:
+        return operand
+    return interpreter.TensorHandle((operand.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+
 @pytest.fixture
 def emulated_cuda(monkeypatch):
     """Operators take their CUDA C++ form on CPU tensors: g++ compiles the kernels, fibers run their threads.
@@ -54,6 +70,7 @@ def emulated_cuda(monkeypatch):
     What a CUDA form refuses falls through to the Triton form, which runs in Triton's interpreter. Skips without g++.
     """
     monkeypatch.setattr(dispatch, "use_triton", lambda x: True)
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", _dot)
     with cuda.emulation():
         reason = cuda.why_not()
         if reason is not None:

@@ -13,7 +13,10 @@ SMALL_ROWS = 160  # up to here a product is a decode step: one kernel form, so a
 
 
 def use_triton(x: Tensor) -> bool:
-    """Whether operands like ``x`` go to the Triton kernels. Tests replace this to run them in the interpreter."""
+    """Whether operands like ``x`` go to the GPU's kernels: CUDA C++ where they serve, else Triton.
+
+    Tests replace this to run both on a CPU, in the emulation and in Triton's interpreter.
+    """
     return x.is_cuda
 
 

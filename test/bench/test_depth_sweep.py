@@ -113,7 +113,9 @@ def test_an_engine_is_swept(tmp_path, capsys):
 
 def test_the_swept_engine_never_chooses_by_itself():
     args = SweepArgs.from_argv("--speculative-depth auto --max-steps 4 --page-size 2".split())
-    assert args.engine_flags() == {"page_size": 2, "speculative_algorithm": "NEXTN", "speculative_num_steps": 4}
+    graphs = {"cuda_graph_max_bs_decode": 1, "cuda_graph_all_widths": True}
+    drafts = {"speculative_algorithm": "NEXTN", "speculative_num_steps": 4}
+    assert args.engine_flags() == {"page_size": 2, **graphs, **drafts}
 
 
 def test_prompts_are_held_out_scenarios():

@@ -67,6 +67,12 @@ def test_two_drafters_of_one_name_are_refused(capsys):
     assert "two drafters are called 'drafter'" in capsys.readouterr().err
 
 
+def test_a_drafter_that_is_nowhere_is_refused_before_anything_is_measured(capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr(drafters, "open_subject", None)
+    assert main(["eval", "drafters", "--drafters", str(tmp_path / "gone")]) == 1
+    assert f"model '{tmp_path / 'gone'}' not found" in capsys.readouterr().err
+
+
 def test_live_server_is_refused(capsys):
     try:
         main(["eval", "drafters", "--port", "1"])

@@ -207,11 +207,15 @@ class Bed:
         return arguments
 
     def _loaded_once(self, loader: str, setup: Setup):
-        """The loader, with a memory: weights are read-only and depend on what drafts and on the kernels only."""
+        """The loader, with a memory: weights are read-only and depend on what drafts and on the kernels only.
+
+        A target also depends on the layers its drafter taps, the loader's last argument.
+        """
         load = getattr(model_runner, loader)
 
         def remembered(*args):
-            key = (loader, setup.algorithm, setup.kernels)
+            taps = args[-1] if loader == "get_model" else ()
+            key = (loader, setup.algorithm, setup.kernels, taps)
             if loader == "get_drafter" or key not in self._weights:
                 self._weights[key] = load(*args)
             return self._weights[key]

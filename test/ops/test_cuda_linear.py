@@ -125,6 +125,19 @@ def test_refusals_say_why():
         dispatch.set_kernel_switches()
 
 
+@pytest.mark.parametrize("kernels", [True, False], ids=["cuda", "triton"])
+def test_columns_that_do_not_match_the_weight_raise(kernels):
+    """A kernel would read rows of another length: past the operand's end, or of the row behind."""
+    x, w = operands(4, 24, 96)
+    dispatch.set_kernel_switches(cuda_kernels=kernels)
+    try:
+        for product in (linear, linear_fp32):
+            with pytest.raises(RuntimeError, match="shape|size"):
+                product(x[:, :64], w)
+    finally:
+        dispatch.set_kernel_switches()
+
+
 def gated_operands(rows: int, heads: int, outputs: int) -> tuple:
     o, wide = torch.randn(rows, heads, 128).bfloat16() * 0.3, torch.randn(rows, heads * 129).bfloat16() * 2
     z = wide[:, heads:]  # aligned to 16 bytes for a multiple of eight heads

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-import triton
-import triton.language as tl
 
 from sgling_kernel import cuda
 from sgling_kernel.block_attention import RowRotary, prepare_kernel
@@ -20,8 +18,6 @@ from sgling_kernel.markov import cuda as markov_cuda
 from sgling_kernel.markov import kernel as markov_kernel
 from sgling_kernel.markov import reference as markov_reference
 from sgling_kernel.mla import PagedContext
-from sgling_kernel.noise import gumbel_noise
-from sgling_kernel.noise.device import gumbel
 from sgling_kernel.rotary import rope_table
 
 GPU = torch.cuda.is_available()
@@ -143,19 +139,6 @@ def test_prepare_latent(dtype, neox, heads, layers):
     close(caches[0], caches[1], dtype)
     assert got.shape == (5, heads * layers, 8)
     close(got, want, dtype)
-
-
-@triton.jit
-def _noise_kernel(seed, position, out, V: tl.constexpr, BLOCK: tl.constexpr):
-    n, v = tl.program_id(0), tl.arange(0, BLOCK)
-    tl.store(out + n * V + v, gumbel(tl.load(seed + n), tl.load(position + n), v), mask=v < V)
-
-
-def test_device_noise_is_the_references():
-    seed, position = torch.tensor([5, -7777777777777, 2**62 + 9]), torch.tensor([0, 17, 100000])
-    out = torch.empty(3, 3000)
-    _noise_kernel[(3,)](seed, position, out, V=3000, BLOCK=4096)
-    torch.testing.assert_close(out, gumbel_noise(seed, position, 0, 3000), atol=2e-5, rtol=2e-5)
 
 
 def chains(bs: int, drafts: int, vocab: int, rank: int, dtype, sampled: bool):

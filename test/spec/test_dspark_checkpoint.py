@@ -167,6 +167,12 @@ def test_14_drafters_of_another_target_are_refused(target, overrides, message):
         DSparkConfig.from_dict(drafter_config(**overrides)).check_target(target.config, 1)
 
 
+def test_14_a_target_loaded_with_other_taps_is_refused(target_dir, tmp_path):
+    other = load(target_dir, tap_layers=(1, 2)).target
+    with pytest.raises(ValueError, match=r"\(0, 2, 3\).*\(1, 2\)"):
+        get(write_tiny_drafter(tmp_path), other)
+
+
 @pytest.mark.parametrize(
     ("overrides", "tp_size", "name"), [({}, 4, "kv_heads"), (MLA, 8, "heads"), ({"intermediate_size": 97}, 2, "inter")]
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu.gpu_case import Bed
+from gpu.gpu_case import Bed, Setup
 from gpu.test_dspark_lossless import CASES, TRAINED_FLOOR, Beds, trained_accept_lengths
 from model.tiny_model import write_tiny_checkpoint
 from sgling.srt.config.model_path import EMBEDDED_DRAFTERS
@@ -32,6 +32,9 @@ def test_output_is_that_of_plain_decoding(beds, fake_cuda, case):
 
 @pytest.mark.parametrize("name", EMBEDDED_DRAFTERS)
 def test_the_trained_drafter_is_accepted_alone_and_in_a_batch(tmp_path, fake_cuda, name):
-    alone, together = trained_accept_lengths(Bed("pico", tmp_path, "cpu"), name)
+    """As on a GPU behind the suite's other drafters, which tap other layers of the target."""
+    bed = Bed("pico", tmp_path, "cpu")
+    assert bed.harness(Setup("DSPARK")).core.runner.model.tap_layers == (0, 3, 6)
+    alone, together = trained_accept_lengths(bed, name)
     assert alone == together > TRAINED_FLOOR
     assert Recorded.replays > 0

@@ -8,6 +8,8 @@ from __future__ import annotations
 import pytest
 
 from model.tiny_model import write_tiny_checkpoint
+from sgling.srt.config.server_args import ServerArgs
+from sgling.srt.config.sweep_args import SweepArgs, at_fixed_depth
 from sgling.srt.distributed.parallel_state import ParallelState
 from sgling.srt.model_executor import graph_runner
 from sgling.srt.model_executor.graph_runner import MASKED, VARIANTS, batch_buckets, variant_of
@@ -125,6 +127,22 @@ def test_the_decode_log_line_tells_whether_the_step_was_a_replay(model_dir, fake
         harness.run(request("p", random_prompt(5, 9), max_new_tokens=3, logprobs=0))
     lines = [record.getMessage() for record in caplog.records if "Decode batch" in record.getMessage()]
     assert ["cuda graph: True" in lines[0], "cuda graph: False" in lines[-1]] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("flags", "widths"),
+    [({}, [4]), ({"cuda_graph_all_widths": True}, [1, 2, 3, 4]), ({"speculative_depth": "auto"}, [1, 2, 3, 4])],
+)
+def test_widths_that_steps_will_have_get_graphs(flags, widths):
+    args = ServerArgs.from_kwargs(speculative_num_steps=3, device="cpu", **flags)
+    assert list(graph_runner.captured_widths(args)) == widths
+
+
+def test_measurements_of_narrow_steps_capture_every_width():
+    """Outside of graphs a narrow step is slow for the host's reasons, and the widest would always look best."""
+    sweep = SweepArgs.from_argv(["--max-steps", "3", "--concurrency", "2", "4"]).engine_flags()
+    assert sweep["cuda_graph_all_widths"] and sweep["cuda_graph_max_bs_decode"] == 4
+    assert at_fixed_depth(ServerArgs.from_kwargs())["cuda_graph_all_widths"]
 
 
 def test_a_gpu_server_without_captured_graphs_says_why(model_dir, refused):

@@ -90,6 +90,10 @@ def test_embedded_drafters_are_found_by_name(tmp_path, monkeypatch):
         (["--fresh", "--pool", "x"], 2, "--fresh"),
         (["--given-share", "2"], 2, "--given-share"),
         (["--anchors", "0"], 2, "--anchors must be positive"),
+        (["--steps", "-1"], 2, "--steps must not be negative"),
+        (["--regenerate", "-1"], 2, "--regenerate must not be negative"),
+        (["--temperatures", "0", "-1"], 2, "--temperatures must not be negative"),
+        (["--chain", "3"], 2, "--chain: not for dspark"),
     ],
 )
 def test_wrong_flags(argv, status, message, capsys, tmp_path):
@@ -101,6 +105,12 @@ def test_wrong_flags(argv, status, message, capsys, tmp_path):
     else:
         assert main(argv) == status
     assert message in capsys.readouterr().err
+
+
+def test_shape_and_losses_of_a_block_drafter_are_refused_for_the_nextn_layer(capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        main(["train-draft", "nextn", "--output", str(tmp_path), "--block-size", "16", "--l1", "0.5", "--chain", "3"])
+    assert "--block-size, --l1: not for nextn" in capsys.readouterr().err
 
 
 def test_command_trains_and_names_the_folder(trained, tmp_path, capsys, monkeypatch):

@@ -116,6 +116,12 @@ async def _server_subject(args: SweepArgs) -> Subject:
         raise BenchError(f"the server at {url} does not speculate")
     if info.get("speculative_depth") not in (None, "fixed"):
         raise BenchError(f"the server at {url} chooses its own widths; start it with --speculative-depth fixed")
+    if info.get("device") == "cuda" and not info.get("cuda_graph_all_widths"):
+        print(
+            "only the widest steps of this server run in CUDA graphs, so narrower ones look slow; start it with "
+            "--cuda-graph-all-widths",
+            file=sys.stderr,
+        )
     return Subject(target, min(width, args.max_steps + 1), make_prompts(args, tokenizer, directory), name)
 
 

@@ -11,7 +11,8 @@ __all__ = ["allocate_rows", "confidence_logits", "survival"]
 
 def confidence_logits(hidden: Tensor, embedded: Tensor | None, weight: Tensor, bias: Tensor) -> Tensor:
     """Raw logits of the confidence head; see reference.confidence_logits."""
-    if dispatch.use_triton(hidden) and hidden.stride(1) == 1:
+    reason = None if hidden.stride(1) == 1 else "the values of a row are not side by side"
+    if dispatch.use_triton(hidden) and dispatch.usable("confidence.kernel", reason):
         from sgling_kernel.confidence import kernel
 
         return kernel.confidence_logits(hidden, embedded, weight, bias)

@@ -66,6 +66,11 @@ def has_bulk_copies() -> bool:
     return _emulated or device_capability() >= (9, 0)
 
 
+def _starts_early() -> bool:
+    """Whether kernels are launched programmatically dependent, which a GPU before 9.0 cannot do."""
+    return dispatch.pdl_enabled() and (_emulated or device_capability() >= (9, 0))
+
+
 def has_clusters() -> bool:
     """Whether kernels may run as clusters of more than one CTA (``cluster.cuh``): compute capability 9.0 and up."""
     return not _emulated and device_capability() >= (9, 0)
@@ -132,6 +137,6 @@ def launch(called: ctypes._CFuncPtr, *arguments: Tensor | int | float | None) ->
         raise TypeError(f"{called.__name__} takes {len(called.argtypes) - 2} arguments, got {len(arguments)}")
     values = [value.data_ptr() if isinstance(value, Tensor) else value for value in arguments]
     stream = None if _emulated else torch.cuda.current_stream().cuda_stream
-    code = called(*values, int(dispatch.pdl_enabled()), stream)
+    code = called(*values, int(_starts_early()), stream)
     if code != 0:
         raise RuntimeError(f"{called.__name__}: {called.error_text(code).decode()}")

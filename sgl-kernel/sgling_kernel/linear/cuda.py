@@ -8,7 +8,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from sgling_kernel import cuda as runtime
+from sgling_kernel import cuda
+from sgling_kernel.cuda.operands import why_not_dense, why_not_rows
 from sgling_kernel.linear.table import Form, fastest_form, gpu_name, measured_rows
 
 BLOCK_K = 32  # columns of one 16-byte load per lane
@@ -25,23 +26,12 @@ def slicing(width: int) -> tuple[int, int]:
     return slices, -(-width // (BLOCK_K * slices))
 
 
-def _why_not_rows(name: str, rows: Tensor) -> str | None:
-    """Whether rows can be read 16 bytes at a time."""
-    if rows.dtype != torch.bfloat16:
-        return f"{name} is {rows.dtype}, not bfloat16"
-    if rows.dim() != 2 or rows.stride(1) != 1:
-        return f"{name} must be two-dimensional and row major"
-    if rows.data_ptr() % 16 or rows.stride(0) % 8:
-        return f"rows of {name} do not begin at multiples of 16 bytes"
-    return None
-
-
 def why_not_small_m(x: Tensor, w: Tensor) -> str | None:
     """Reason why the register form cannot take x [N, K] and w [O, K], or None."""
-    if (reason := runtime.why_not() or _why_not_rows("x", x) or _why_not_rows("the weight", w)) is not None:
+    if (reason := cuda.why_not() or why_not_rows("x", x) or why_not_dense("the weight", w)) is not None:
         return reason
-    if not w.is_contiguous():
-        return "the weight is not contiguous"
+    if x.dim() != 2 or w.dim() != 2 or x.shape[1] != w.shape[1]:
+        return f"x {tuple(x.shape)} and the weight {tuple(w.shape)} are no operands of a product"
     if x.shape[1] % BLOCK_K or slicing(x.shape[1])[1] > MAX_BLOCKS:
         return f"K = {x.shape[1]} is no multiple of {BLOCK_K} up to {16 * MAX_BLOCKS * BLOCK_K}"
     return None if w.shape[0] < MAX_OUT else why_not_stream(w)
@@ -51,7 +41,7 @@ def why_not_stream(w: Tensor) -> str | None:
     """Reason why a weight that the operands' checks let pass cannot be streamed, or None."""
     if w.shape[1] not in STREAM_WIDTHS:
         return f"{w.shape[0]} outputs of K = {w.shape[1]}: weights from {MAX_OUT} on are streamed for K {STREAM_WIDTHS}"
-    if w.is_cuda and runtime.device_capability() < (9, 0):
+    if w.is_cuda and cuda.device_capability() < (9, 0):
         return "weights are streamed from compute capability 9.0 on"
     return None
 
@@ -71,9 +61,9 @@ def small_m_linear(x: Tensor, w: Tensor, out_dtype: torch.dtype, form: Form | No
     if form == "streamed" or outputs >= MAX_OUT:
         _stream(out, x, w, None)
         return out
-    called = runtime.function("linear/small_m.cu", "small_m")
+    called = cuda.function("linear/small_m.cu", "small_m")
     shape = (count, x.stride(0), outputs, width, *slicing(width))
-    runtime.launch(called, out, x, w, *shape, int(form == "parked"), int(out_dtype == torch.float32))
+    cuda.launch(called, out, x, w, *shape, int(form == "parked"), int(out_dtype == torch.float32))
     return out
 
 
@@ -92,7 +82,7 @@ def _stream(out: Tensor | None, x: Tensor, w: Tensor, best: tuple[Tensor, Tensor
     """The streaming form; best: (scores, columns) [N, CTAs]."""
     shape = (x.shape[0], x.stride(0), *w.shape, _share(w))
     fp32 = int(out is None or out.dtype == torch.float32)
-    runtime.launch(runtime.function("linear/stream.cu", "stream"), out, x, w, *(best or (None, None)), *shape, fp32)
+    cuda.launch(cuda.function("linear/stream.cu", "stream"), out, x, w, *(best or (None, None)), *shape, fp32)
 
 
 def why_not_best_parts(x: Tensor, w: Tensor) -> str | None:
@@ -119,9 +109,7 @@ def why_not_gated(o: Tensor, z: Tensor, norm_weight: Tensor, w: Tensor) -> str |
         return f"{heads} heads of {dim}: it takes {GATED_HEADS} heads of {GATED_HEAD_DIM}"
     if not (o.is_contiguous() and norm_weight.is_contiguous()) or norm_weight.dtype != torch.bfloat16:
         return "o and a bfloat16 norm weight must be contiguous"
-    if z.dtype != torch.bfloat16 or z.stride(1) != 1 or z.stride(0) % 2 or z.data_ptr() % 4:
-        return "rows of a bfloat16 z must begin at multiples of 4 bytes"
-    return why_not_small_m(o.flatten(1), w)
+    return why_not_rows("z", z, 4) or why_not_small_m(o.flatten(1), w)
 
 
 def gated_linear(o: Tensor, z: Tensor, norm_weight: Tensor, eps: float, w: Tensor, form: Form | None = None) -> Tensor:
@@ -136,7 +124,7 @@ def gated_linear(o: Tensor, z: Tensor, norm_weight: Tensor, eps: float, w: Tenso
         return out
     if form is None:
         form = fastest_form(gpu_name(o.device.index), outputs, heads * dim, measured_rows(count), gated=True)
-    called = runtime.function("linear/gated.cu", "gated")
-    options = (int(_why_not_rows("z", z) is None), int(form == "paired"), eps)
-    runtime.launch(called, out, o, z, norm_weight, w, count, heads * dim, z.stride(0), outputs, heads, *options)
+    called = cuda.function("linear/gated.cu", "gated")
+    options = (int(why_not_rows("z", z) is None), int(form == "paired"), eps)
+    cuda.launch(called, out, o, z, norm_weight, w, count, heads * dim, z.stride(0), outputs, heads, *options)
     return out

@@ -90,4 +90,6 @@ def why_not_small_m(x: Tensor, w: Tensor) -> str | None:
     """Reason why the kernel cannot take these operands, or None."""
     if x.dim() != 2 or x.stride(1) != 1 or not w.is_contiguous():
         return "operands must be row major and two-dimensional"
+    if x.shape[1] != w.shape[1]:
+        return f"x {tuple(x.shape)} and the weight {tuple(w.shape)} are no operands of a product"
     return None

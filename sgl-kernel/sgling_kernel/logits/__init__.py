@@ -10,9 +10,14 @@ from sgling_kernel.logits.reference import Draws, drawn_scores
 __all__ = ["Draws", "argmax_lowest", "best_of_product", "best_token", "drawn_scores"]
 
 
+def _why_not_kernel(scores: Tensor) -> str | None:
+    """Reason why the Triton kernels cannot read these scores, or None."""
+    return None if scores.stride(-1) == 1 else "the scores of a row are not side by side"
+
+
 def argmax_lowest(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Best score of each row and its column (lowest wins ties, NaN never); see reference.argmax_lowest."""
-    if dispatch.use_triton(scores) and scores.stride(-1) == 1:
+    if dispatch.use_triton(scores) and dispatch.usable("logits.kernel", _why_not_kernel(scores)):
         from sgling_kernel.logits import kernel
 
         return kernel.argmax_lowest(scores)
@@ -21,7 +26,7 @@ def argmax_lowest(scores: Tensor) -> tuple[Tensor, Tensor]:
 
 def best_token(scores: Tensor, start: int, out: Tensor, ids: Tensor | None = None, draws: Draws | None = None) -> None:
     """Token id of the best score of each row, written where the next node reads it; see reference.best_token."""
-    if dispatch.use_triton(scores) and scores.stride(-1) == 1:
+    if dispatch.use_triton(scores) and dispatch.usable("logits.kernel", _why_not_kernel(scores)):
         from sgling_kernel.logits import kernel
 
         return kernel.best_token(scores, start, out, ids, draws)

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sgling_kernel.markov.reference import DraftNoise
-from sgling_kernel.noise.device import gumbel
+from sgling_kernel.noise.kernel import gumbel, row_key, unit_draw
 from sgling_kernel.pdl import launch_pdl, pdl_trigger, pdl_wait
 
 TILE_VALUES = 1 << 15  # values of w2 that a program holds in registers
@@ -61,7 +61,7 @@ def _markov_pick_kernel(
         if SAMPLED:
             row = tl.load(rows + request)
             heat = tl.load(temperature + row)
-            drawn = gumbel(tl.load(seed + row), tl.load(starts + request) + k, v)
+            drawn = gumbel(unit_draw(row_key(tl.load(seed + row), tl.load(starts + request) + k), v))
             logit = tl.where(heat > 0, logit / tl.where(heat > 0, heat, 1.0) + drawn, logit)
         logit = tl.where(logit == logit, logit, float("-inf"))  # NaN never wins
         score, index = tl.max(logit, 0, return_indices=True, return_indices_tie_break_left=True)

@@ -4,10 +4,13 @@ Decode walks fixed splits of ``SPLIT`` positions from position 0. Up to ``PROGRA
 that they are dealt round robin; how many programs are launched and how many CTAs share the rows changes no bit.
 """
 
+import itertools
+
 import torch
 from torch import Tensor
 
-from sgling_kernel import cuda as runtime
+from sgling_kernel import cuda
+from sgling_kernel.cuda.operands import why_not_dense, why_not_rows
 from sgling_kernel.mla.context import PagedContext
 
 SPLIT, PROGRAMS = 128, 128  # part of the numerics
@@ -15,23 +18,18 @@ NOPE, LATENT, ROPE, VALUE = 128, 512, 64, 128
 LOG2E = 1.4426950408889634
 
 
-def _why_not_rows(name: str, rows: Tensor, inner: tuple[int, ...], bytes_apart: int) -> str | None:
-    """Whether rows [N, *inner] bf16 are dense but for the distance of rows, which has to be a multiple of bytes."""
-    if rows.dtype != torch.bfloat16:
-        return f"{name} is {rows.dtype}, not bfloat16"
+def _why_not_rows(name: str, rows: Tensor, inner: tuple[int, ...], apart: int) -> str | None:
+    """Reason why bf16 rows [N, *inner] are not dense but for the distance of rows, a multiple of ``apart`` bytes."""
     if rows.shape[1:] != inner:
         return f"{name} has rows of {tuple(rows.shape[1:])}, not {inner}"
-    if not rows[:1].is_contiguous() or rows.data_ptr() % bytes_apart or rows.stride(0) * 2 % bytes_apart:
-        return f"rows of {name} are not dense or do not begin at multiples of {bytes_apart} bytes"
-    return None
+    if not rows[:1].is_contiguous():
+        return f"rows of {name} are not dense"
+    return why_not_rows(name, rows.flatten(1), apart)
 
 
-def _why_not_whole(**tensors: Tensor) -> str | None:
-    """Whether all tensors are contiguous and bfloat16."""
-    for name, tensor in tensors.items():
-        if tensor.dtype != torch.bfloat16 or not tensor.is_contiguous() or tensor.data_ptr() % 16:
-            return f"{name} is not contiguous bfloat16"
-    return None
+def _why_not_dense(**tensors: Tensor) -> str | None:
+    """Reason why one of the tensors is not dense bf16."""
+    return next(filter(None, itertools.starmap(why_not_dense, tensors.items())), None)
 
 
 def why_not_prepare(q_nope: Tensor, w_kc: Tensor, pe: Tensor, latent: Tensor, weight: Tensor, kv: Tensor) -> str | None:
@@ -40,11 +38,11 @@ def why_not_prepare(q_nope: Tensor, w_kc: Tensor, pe: Tensor, latent: Tensor, we
     if w_kc.shape != (heads, NOPE, LATENT):
         return f"w_kc has the shape {tuple(w_kc.shape)}, not [heads, {NOPE}, {LATENT}]"
     return (
-        runtime.why_not()
+        cuda.why_not()
         or _why_not_rows("q_nope", q_nope, (heads, NOPE), 16)
         or _why_not_rows("pe", pe, (heads + 1, ROPE), 4)
         or _why_not_rows("latent", latent, (LATENT,), 2)
-        or _why_not_whole(w_kc=w_kc, norm=weight, cache=kv)
+        or _why_not_dense(w_kc=w_kc, norm=weight, cache=kv)
     )
 
 
@@ -58,8 +56,8 @@ def why_not_decode(
     if ctx.req_to_token.dtype != torch.int64 or not ctx.seq_lens.is_contiguous():
         return "the page table is not int64 or the lengths are not contiguous"
     return (
-        runtime.why_not()
-        or _why_not_whole(q_lat=q_lat, q_pe=q_pe, cache=kv, w_vc=w_vc)
+        cuda.why_not()
+        or _why_not_dense(q_lat=q_lat, q_pe=q_pe, cache=kv, w_vc=w_vc)
         or _why_not_rows("gate", gate, (heads,), 2)
     )
 
@@ -78,10 +76,10 @@ def prepare_absorbed(
     rows, heads = q_nope.shape[:2]
     q_lat = torch.empty(rows, heads, LATENT, dtype=torch.bfloat16, device=q_nope.device)
     q_pe = torch.empty(rows, heads, ROPE, dtype=torch.bfloat16, device=q_nope.device)
-    called = runtime.function("mla/prepare.cu", "mla_prepare")
+    called = cuda.function("mla/prepare.cu", "mla_prepare")
     strides = (q_nope.stride(0), pe.stride(0), latent.stride(0))
     operands = (q_nope, w_kc, pe, latent, weight, *strides, eps, positions, table, kv_pool, loc)
-    runtime.launch(called, *operands, q_lat, q_pe, rows, heads)
+    cuda.launch(called, *operands, q_lat, q_pe, rows, heads)
     return q_lat, q_pe
 
 
@@ -95,15 +93,13 @@ def mla_decode_gated(
     part_out = torch.empty(batch, programs, width * heads, LATENT, dtype=torch.float32, device=device)
     part_ml = torch.empty(batch, programs, width * heads, 2, dtype=torch.float32, device=device)
     out = torch.empty(rows, heads * VALUE, dtype=torch.bfloat16, device=device)
-    split = runtime.function("mla/split.cu", "mla_split")
+    split = cuda.function("mla/split.cu", "mla_split")
     groups = 2 if batch == 1 and width * heads > 8 else 1
     table = (ctx.req_to_token, ctx.req_to_token.stride(0), ctx.req_pool_indices, ctx.seq_lens)
     sizes = (batch, width, heads, programs)
-    runtime.launch(
-        split, q_lat, q_pe, kv_pool, *table, part_out, part_ml, scale * LOG2E, *sizes, groups, int(ctx.early)
-    )
-    finish = runtime.function("mla/finish.cu", "mla_finish")
+    cuda.launch(split, q_lat, q_pe, kv_pool, *table, part_out, part_ml, scale * LOG2E, *sizes, groups, int(ctx.early))
+    finish = cuda.function("mla/finish.cu", "mla_finish")
     gate = (gate_logits, gate_logits.stride(0))
-    parts = 4 if device.type == "cpu" or runtime.device_capability() >= (9, 0) else 1  # CTAs of a cluster
-    runtime.launch(finish, part_out, part_ml, ctx.req_pool_indices, ctx.seq_lens, w_vc, *gate, out, *sizes, parts)
+    parts = 4 if device.type == "cpu" or cuda.has_clusters() else 1  # CTAs of a row and head
+    cuda.launch(finish, part_out, part_ml, ctx.req_pool_indices, ctx.seq_lens, w_vc, *gate, out, *sizes, parts)
     return out

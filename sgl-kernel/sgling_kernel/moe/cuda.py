@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from sgling_kernel import cuda
+from sgling_kernel.cuda.operands import why_not_dense, why_not_rows
 from sgling_kernel.moe.outputs import ExpertOutputs
 from sgling_kernel.moe.weights import ExpertWeights
 
@@ -27,8 +28,8 @@ def why_not_experts(x: Tensor, experts: ExpertWeights, shared: ExpertWeights | N
         return f"hidden size {x.shape[1]}, width {experts.w2.shape[-1]}: built for {HIDDEN_SIZES} and multiples of 32"
     if not all(weight.is_contiguous() and weight.data_ptr() % 16 == 0 for weight in weights):
         return "expert weights must be row major"
-    if x.stride(1) != 1 or x.stride(0) % 8 or x.data_ptr() % 16:
-        return "rows of activations must begin at multiples of 16 bytes"
+    if (reason := why_not_rows("the input", x)) is not None:
+        return reason
     if ids.shape[1] > MAX_TOP or ids.numel() > MAX_PAIRS:
         return f"{ids.shape[0]} rows of {ids.shape[1]} experts: at most {MAX_PAIRS} pairs and {MAX_TOP} a row"
     if shared is not None and shared.w2.shape != experts.w2.shape[1:]:
@@ -50,7 +51,8 @@ def up(x: Tensor, experts: ExpertWeights, shared: ExpertWeights | None, ids: Ten
     """SwiGLU of the up products: x [N, d] -> [N, slots, I], the shared expert last.
 
     ``ctas`` picks the form, which changes no bit: 0 = a CTA per pair and tile, else that many CTAs over the distinct
-    experts. Default: the former for one row and before compute capability 9.0, else one CTA per multiprocessor.
+    experts. Default: the former below ``_WALK_ROWS`` rows and before compute capability 9.0, else one CTA per
+    multiprocessor.
     """
     (rows, dim), top, width = x.shape, ids.shape[1], experts.w2.shape[-1]
     hidden = torch.empty(rows, top + (shared is not None), width, dtype=x.dtype, device=x.device)
@@ -111,11 +113,7 @@ def combine(outputs: ExpertOutputs, ctas: int | None = None) -> Tensor:
 
 def why_not_finish(residual: Tensor, weight: Tensor) -> str | None:
     """Reason why the sum over slots cannot take this residual add and norm over, or None."""
-    if residual.dtype != torch.bfloat16 or weight.dtype != torch.bfloat16:
-        return f"the CUDA norm takes a bf16 residual and weight, not {residual.dtype} and {weight.dtype}"
-    if residual.stride(1) != 1 or residual.stride(0) % 4 or residual.data_ptr() % 8:
-        return "rows of the residual must begin at multiples of 8 bytes"
-    return cuda.why_not()
+    return why_not_rows("the residual", residual, 8) or why_not_dense("the weight", weight) or cuda.why_not()
 
 
 def combine_add_rms_norm(
@@ -138,11 +136,9 @@ def combine_add_rms_norm(
 
 def why_not_swiglu(gu: Tensor) -> str | None:
     """Reason why the elementwise kernel cannot serve gu [N, 2I], or None."""
-    if gu.dtype != torch.bfloat16 or gu.shape[1] % 8:
-        return f"the CUDA SwiGLU takes bf16 rows of a multiple of 8 values, not {gu.dtype} of {gu.shape[1]}"
-    if gu.stride(1) != 1 or gu.stride(0) % 8 or gu.data_ptr() % 16:
-        return "rows of gate/up pairs must begin at multiples of 16 bytes"
-    return cuda.why_not()
+    if gu.shape[1] % 8:
+        return f"rows of {gu.shape[1]} values: the CUDA SwiGLU takes a multiple of 8"
+    return why_not_rows("the gate/up product", gu) or cuda.why_not()
 
 
 def swiglu(gu: Tensor, limit: float | None) -> Tensor:

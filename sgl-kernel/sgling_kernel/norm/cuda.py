@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from sgling_kernel import cuda
+from sgling_kernel.cuda import operands
 
 _SOURCE = "norm/norm.cu"
 _LOAD, _MAX_DIM = 8, 8192  # columns of one load; a row is held by one CTA
@@ -14,12 +15,10 @@ def why_not_rows(*rows: Tensor) -> str | None:
     if (reason := cuda.why_not()) is not None:
         return reason
     for x in rows:
-        if x.dtype != torch.bfloat16:
-            return f"the CUDA norms take bf16, not {x.dtype}"
         if x.shape[-1] % _LOAD or x.shape[-1] > _MAX_DIM:
             return f"rows of {x.shape[-1]} values: the CUDA norms take multiples of {_LOAD} up to {_MAX_DIM}"
-        if x.stride(-1) != 1 or x.data_ptr() % 16 or any(stride % _LOAD for stride in x.stride()[:-1]):
-            return "the CUDA norms take rows that begin at multiples of 16 bytes"
+        if (reason := operands.why_not_rows("an operand", x)) is not None:
+            return reason
     return None
 
 

@@ -25,7 +25,7 @@ from sgling.bench.metrics import speculation_of, time_per_output_token
 from sgling.bench.scenarios import scenario_prompt
 from sgling.bench.target import BenchError
 from sgling.srt.config.eval_args import DraftersArgs
-from sgling.srt.config.model_path import EMBEDDED_DRAFTERS
+from sgling.srt.config.model_path import EMBEDDED_DRAFTERS, resolve_model_path
 from sgling.training.generator.base import HELD_OUT
 from sgling.training.scorecard import card_samples
 
@@ -45,15 +45,22 @@ class Contender(NamedTuple):
 
 
 def contenders(args: DraftersArgs) -> list[Contender]:
-    """NEXTN first, then the DSPARK drafters. Raises :class:`BenchError` for two whose folders have one name."""
+    """NEXTN first, then the DSPARK drafters.
+
+    Raises BenchError for two whose folders have one name, ServerArgsError for one that is nowhere: before the minutes
+    that NEXTN takes.
+    """
     widths = tuple(args.widths or NEXTN_WIDTHS)
-    found = [Contender("NEXTN", {"speculative_algorithm": "NEXTN", "speculative_num_steps": max(widths) - 1}, widths)]
+    nextn = {"speculative_algorithm": "NEXTN", "speculative_num_steps": max(widths) - 1, "cuda_graph_all_widths": True}
+    found = [Contender("NEXTN", nextn, widths)]
     for name in args.drafters or EMBEDDED_DRAFTERS:
         flags = {"speculative_algorithm": "DSPARK", "speculative_draft_model_path": name}
         found.append(Contender(Path(name).name, flags, (None,)))
     names = [contender.name for contender in found]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise BenchError(f"two drafters are called {twice!r}: figures go by the folder's name, so copy or link one")
+    for contender in found[1:]:
+        resolve_model_path(contender.flags["speculative_draft_model_path"])
     return found
 
 

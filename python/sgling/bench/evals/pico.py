@@ -30,7 +30,11 @@ from sgling.training.generator.base import HELD_OUT
 from sgling.training.generator.mix import SCENARIOS, render_answer
 from sgling.training.scorecard import WIDTH, WIDTHS, accept_figures, card_samples, gates, shares, splits_of
 
-ENGINE_ARGS = {"speculative_algorithm": "NEXTN", "speculative_num_steps": max(WIDTHS) - 1}
+ENGINE_ARGS = {
+    "speculative_algorithm": "NEXTN",
+    "speculative_num_steps": max(WIDTHS) - 1,
+    "cuda_graph_all_widths": True,
+}
 
 
 def _options(args: PicoArgs, width: int) -> RequestOptions:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from sgling.srt.config.flags import flag, hint, not_built
 
-_ONE_KERNEL = "every operator has one implementation per device"
+_ONE_KERNEL = "every operator picks its kernel by device and shape"
 _NO_GRAPHS = "decode steps are captured whole, prefill never is"
 
 
@@ -16,7 +16,9 @@ class MemoryArgs:
 
     mem_fraction_static: float | None = flag(None, "share of device memory for weights and caches; default 0.85")
     max_total_tokens: int | None = flag(None, "tokens in the KV pool; default: from the free memory")
-    max_running_requests: int | None = flag(None, "requests decoded together; default 48, on the CPU 16")
+    max_running_requests: int | None = flag(
+        None, "requests decoded together; default: as many as 160 rows of a step allow, at most 48; on the CPU 16"
+    )
     page_size: int | None = flag(None, "tokens per KV page, 1 to 64; default 1")
     disable_radix_cache: bool = flag(False, "no prefix cache (there is none yet)")
     mamba_radix_cache_strategy: str = hint(
@@ -77,6 +79,10 @@ class GraphArgs:
     cuda_graph_max_bs_prefill: int | None = hint(None, _NO_GRAPHS)
     cuda_graph_bs_decode: list[int] | None = flag(None, "captured batch sizes; default 1, 2, 4, 8, 16, ...")
     cuda_graph_bs_prefill: list[int] | None = hint(None, _NO_GRAPHS)
+    cuda_graph_all_widths: bool = flag(
+        False,
+        "capture every verify width, not only the widest: where requests narrow their steps; auto depth always does",
+    )
     cuda_graph_relay: str = flag(
         "merged", "a decode step is one graph, or three (draft, verify, extend)", choices=("merged", "three")
     )

@@ -7,6 +7,8 @@ from typing import NamedTuple
 from sgling.srt.config.flags import option_name
 from sgling.srt.config.server_args import ServerArgs
 
+_REQUEST_LIMIT = {True: "every request costs a recurrent state", False: "a step has 160 rows at most"}
+
 
 class Choice(NamedTuple):
     """One decided setting."""
@@ -28,7 +30,7 @@ def explain_choices(given: ServerArgs, resolved: ServerArgs) -> list[Choice]:
             f"{where}: {'exact and fast enough' if on_cpu else 'the published precision'}",
             given.dtype != "auto",
         ),
-        ("max_running_requests", f"default {where}; every request costs a recurrent state", None),
+        ("max_running_requests", f"default {where}; {_REQUEST_LIMIT[on_cpu]}", None),
         ("chunked_prefill_size", f"default {where}; chunks bound the memory of a prefill", None),
         ("page_size", "default: no slot is wasted", None),
         ("mem_fraction_static", "default; the rest is left to activations and the system", None),

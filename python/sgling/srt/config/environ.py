@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import get_type_hints
 
+from sgling.srt.config.flags import ServerArgsError
+
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off", "")
 
@@ -43,7 +45,7 @@ class Environ:
 
 
 def read_environ(variables: Mapping[str, str] | None = None) -> Environ:
-    """Read all switches. Raises ValueError naming a variable whose value cannot be read."""
+    """Read all switches. Raises ServerArgsError naming a variable whose value cannot be read."""
     source = os.environ if variables is None else variables
     types = get_type_hints(Environ)
     given = {}
@@ -58,12 +60,12 @@ def _read(name: str, text: str, kind: type):
     if kind is bool:
         lowered = text.strip().lower()
         if lowered not in _TRUE + _FALSE:
-            raise ValueError(f"environment variable {name}={text!r} is not a switch (0 or 1)")
+            raise ServerArgsError(f"environment variable {name}={text!r} is not a switch (0 or 1)")
         return lowered in _TRUE
     try:
         return kind(text)
     except ValueError:
-        raise ValueError(f"environment variable {name}={text!r} is not a {kind.__name__}") from None
+        raise ServerArgsError(f"environment variable {name}={text!r} is not a {kind.__name__}") from None
 
 
 def force_shutdown(variables: Mapping[str, str] | None = None) -> bool:

@@ -17,7 +17,7 @@ from sgling.srt.config.args_runtime import GraphArgs, KernelArgs, MemoryArgs, Pa
 from sgling.srt.config.args_serving import HttpArgs, LogArgs, OutputArgs
 from sgling.srt.config.args_speculative import DSparkArgs, SpeculativeArgs, SpeculativeHintArgs
 from sgling.srt.config.config_file import config_file_argv
-from sgling.srt.config.dspark_config import DSparkConfig
+from sgling.srt.config.dspark_config import MAX_BLOCK_SIZE, DSparkConfig
 from sgling.srt.config.environ import read_environ
 from sgling.srt.config.flags import (
     Kind,
@@ -42,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 _DTYPES = {"bfloat16": "bfloat16", "float": "float32", "float32": "float32"}
 MAX_PAGE_SIZE = 64
+GPU_REQUESTS, INVARIANT_ROWS = 48, 160  # up to that many rows a GPU step gives a row the bits it has alone
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,7 +119,7 @@ class ServerArgs(
             "served_model_name": self.model_path,
             "random_seed": random.SystemRandom().randrange(2**31),
             "page_size": 1,
-            "max_running_requests": 16 if on_cpu else 48,
+            "max_running_requests": 16 if on_cpu else _requests_on_a_gpu(spec),
             "chunked_prefill_size": 2048 if on_cpu else 8192,
             "mem_fraction_static": 0.85,
             "cuda_graph_metadata": "glue" if read_environ().enable_metadata_glue_graph else "in_graph",
@@ -146,6 +147,11 @@ class ServerArgs(
 
 
 _PARSERS = ("reasoning_parser", "tool_call_parser")
+
+
+def _requests_on_a_gpu(spec: SpecConfig) -> int:
+    """As many as keep every step row-invariant; a DSPARK drafter that is not read yet counts with its widest block."""
+    return min(GPU_REQUESTS, INVARIANT_ROWS // (spec.width or MAX_BLOCK_SIZE + 1))
 
 
 def _asks(args: ServerArgs, kind: Kind):

@@ -45,10 +45,14 @@ class SweepArgs(ServerArgs):
 
     def engine_flags(self) -> dict:
         """Keyword arguments of the engine that is swept: drafts as deep as the grid goes."""
-        return {**at_fixed_depth(self), "speculative_algorithm": "NEXTN", "speculative_num_steps": self.max_steps}
+        flags = {"cuda_graph_max_bs_decode": max(self.batch_sizes), **at_fixed_depth(self)}
+        return {**flags, "speculative_algorithm": "NEXTN", "speculative_num_steps": self.max_steps}
 
 
 def at_fixed_depth(args: ServerArgs) -> dict:
-    """Engine keyword arguments of ``args`` with every step as wide as its request allows: what a measurement needs."""
-    given = args.given()
+    """Engine keyword arguments of ``args`` with every step as wide as its request allows: what a measurement needs.
+
+    On a GPU every width runs in graphs, so that narrow steps are not slower for another reason than their width.
+    """
+    given = {"cuda_graph_all_widths": True, **args.given()}
     return {name: value for name, value in given.items() if name not in _CHOOSING}

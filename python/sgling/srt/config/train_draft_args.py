@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 
 from sgling.srt.config.dspark_config_readers import MARKOV_TYPES
-from sgling.srt.config.flags import ServerArgsError, build_parser, flag, parse_flags
+from sgling.srt.config.flags import ServerArgsError, build_parser, field_default, flag, option_name, parse_flags
 from sgling.srt.config.model_path import DEFAULT_MODEL
 
 KINDS = ("dspark", "nextn")
@@ -85,7 +85,9 @@ class LossArgs:
 class TrainDraftArgs(DataArgs, ShapeArgs, LossArgs):
     """Train a drafter of a target on text the target writes."""
 
-    steps: int | None = flag(None, "optimizer steps; default: 200, or as many as --seconds allow")
+    steps: int | None = flag(
+        None, "optimizer steps, 0 = make the pool alone; default: 200, or as many as --seconds allow"
+    )
     seconds: float | None = flag(None, "wall time of the training loop instead of --steps")
     row: int = flag(1024, "tokens of a row of packed conversations")
     rows: int = flag(4, "rows per optimizer step")
@@ -110,16 +112,32 @@ class TrainDraftArgs(DataArgs, ShapeArgs, LossArgs):
         """Read a command line; usage errors exit with status 2."""
         parser = build_parser(cls, f"sgling train-draft {kind}", cls.__doc__.splitlines()[0])
         args = cls(**parse_flags(parser, argv))
-        if error := args.error():
+        if error := args.error() or args.unread(kind):
             parser.error(error)
         return args
+
+    def unread(self, kind: str) -> str | None:
+        """Flags that were given and that no drafter of this kind has."""
+        others = [*fields(ShapeArgs), *fields(LossArgs)]
+        names = [field for field in others if (field.name == "chain") == (kind == "dspark")]
+        given = [option_name(field.name) for field in names if getattr(self, field.name) != field_default(field)]
+        return f"{', '.join(given)}: not for {kind}" if given else None
 
     def error(self) -> str | None:
         """What is wrong with the flags together."""
         positive = ("row", "rows", "anchors", "block_size", "layers", "slots", "passes", "queue", "eval_prompts")
         for name in (*positive, "eval_every", "log_every", "max_new_tokens", "fresh_conversations", "chain"):
             if getattr(self, name) <= 0:
-                return f"--{name.replace('_', '-')} must be positive"
+                return f"{option_name(name)} must be positive"
+        for name in ("seconds", "regenerate_seconds", "rate", "decay"):
+            if (value := getattr(self, name)) is not None and value <= 0:
+                return f"{option_name(name)} must be positive"
+        counts = ("steps", "regenerate", "given", "workers", "save_every")  # no steps: the pool alone is made
+        for name in (*counts, *(field.name for field in fields(LossArgs))):
+            if (getattr(self, name) or 0) < 0:
+                return f"{option_name(name)} must not be negative"
+        if min(self.settings) < 0:
+            return "--temperatures must not be negative"
         if self.batch_rows is not None and (self.batch_rows <= 0 or self.batch_rows % self.rows):
             return f"--batch-rows {self.batch_rows} must be a multiple of --rows {self.rows}"
         if not 0 <= self.given_share <= 1:

@@ -77,13 +77,10 @@ def make_job(server_args: ServerArgs) -> SchedulerJob:
 
 
 def _check_environ() -> None:
-    """A variable that cannot be read must not first show in a running server."""
-    try:
-        read_environ()
-        kernel_switches()
-        force_shutdown()
-    except ValueError as error:
-        raise ServerArgsError(str(error)) from error
+    """A variable that cannot be read (ServerArgsError) must not first show in a running server."""
+    read_environ()
+    kernel_switches()
+    force_shutdown()
 
 
 def _check_limits(args: ServerArgs, config: ModelConfig) -> None:

@@ -95,6 +95,12 @@ def batch_buckets(largest: int) -> tuple[int, ...]:
     return tuple(sorted(sizes | {largest}))
 
 
+def captured_widths(args: ServerArgs) -> Sequence[int]:
+    """Widths that get graphs: the widest alone, or all of them where steps choose or requests are known to narrow."""
+    every = args.spec.depth == "auto" or args.cuda_graph_all_widths
+    return range(1 if every else args.spec.width, args.spec.width + 1)
+
+
 def why_not_captured(runner: ModelRunner) -> str | None:
     """Reason why a GPU's decode steps all run eagerly, or None."""
     if runner.parallel.size > 1:
@@ -114,9 +120,8 @@ def capture_graphs(args: ServerArgs, runner: ModelRunner, worker: GraphableWorke
         return None
     largest = min(args.cuda_graph_max_bs_decode or runner.plan.max_running_requests, runner.plan.max_running_requests)
     buckets = args.cuda_graph_bs_decode or batch_buckets(largest)
-    widths = range(1, runner.max_width + 1) if args.spec.depth == "auto" else (runner.max_width,)
     fitting = [size for size in buckets if size <= largest] or [largest]
-    graphs = GraphRunner(runner, worker, fitting, widths, merged=args.cuda_graph_relay == "merged")
+    graphs = GraphRunner(runner, worker, fitting, captured_widths(args), merged=args.cuda_graph_relay == "merged")
     graphs.capture()
     return graphs
 

@@ -211,8 +211,22 @@ def _weight_bytes(config: ModelConfig, args: ServerArgs, mapped_tokens: int) -> 
 def _prepare_kernels(args: ServerArgs) -> None:
     """Set this process's kernel switches; on a GPU compile the CUDA C++ kernels, all at once, before the first step."""
     dispatch.set_kernel_switches(**kernel_switches())
-    if args.device == "cuda" and dispatch.usable("cuda", cuda.why_not()):
+    if args.device != "cuda":
+        return
+    dispatch.usable("row-invariant steps", _why_not_row_invariant(args))
+    if dispatch.usable("cuda", cuda.why_not()):
         cuda.prebuild()
+
+
+def _why_not_row_invariant(args: ServerArgs) -> str | None:
+    """Reason why a full batch's rows may get other bits than alone, or None."""
+    requests, width = args.max_running_requests, args.spec.width
+    if dispatch.is_decode_sized(requests * width):
+        return None
+    return (
+        f"--max-running-requests {requests} x {width} rows: the products of steps with more than {dispatch.SMALL_ROWS} "
+        "rows are the library's, and outputs of such batches may differ from those alone"
+    )
 
 
 def _load_config(args: ServerArgs) -> LoadConfig:

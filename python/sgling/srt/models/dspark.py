@@ -54,6 +54,9 @@ class DSparkDrafter:
     """
 
     def __init__(self, source: WeightSource, config: DSparkConfig, target: BailingMoeV3ForCausalLM):
+        """Raises ValueError when the target was not loaded with the layers that the drafter taps."""
+        if target.tap_layers != config.target_layer_ids:
+            raise ValueError(f"the drafter taps {config.target_layer_ids}, the loaded target {target.tap_layers}")
         self.config = config
         self.embed_tokens = target.embed_tokens
         self.logits_processor = target.logits_processor

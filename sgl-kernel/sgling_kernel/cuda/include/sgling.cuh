@@ -2,8 +2,8 @@
 //
 // The same sources compile with nvcc and, with SGLING_EMULATE defined, with g++ (emulate.h): tests run them on a CPU.
 // One source is one translation unit and one shared library. Rules for kernels (docs/kernels.md):
-//   * every CTA calls pdl_wait() before it reads what an earlier node writes and before it writes anything, and
-//     pdl_trigger() right after it; before the wait only weights may be read;
+//   * every CTA calls pdl_wait() before it reads what the previous node writes and before it writes anything, and
+//     pdl_trigger() right after it; before the wait only weights and what is two nodes old may be read;
 //   * a row's bits depend on that row alone: K slices and every reduction across threads have one fixed order.
 #pragma once
 
