@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 
 import pytest
 
+from model.tiny_drafter import drafter_config, write_tiny_drafter
 from model.tiny_model import write_tiny_checkpoint
 from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.config.server_args import ServerArgs
@@ -15,6 +17,7 @@ from sgling.srt.managers.io_struct import SchedulerDied
 from sgling.srt.managers.scheduler_job import make_job, serve_scheduler
 from sgling.srt.managers.text_codec import load_tokenizer
 from sgling.srt.model_executor.memory_plan import MemoryPlanError
+from sgling.srt.model_loader.errors import ModelLoadError
 from sgling.srt.parser.chat_template import ChatTemplate, ChatTemplateError
 from spec.harness import Harness, request
 
@@ -58,6 +61,34 @@ def test_a_chat_template_that_does_not_compile_or_exist(model_dir, template):
     """It was found after the weights had been loaded."""
     with pytest.raises(ServerArgsError, match="template"):
         launch_server(args(model_dir, chat_template=template))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": 256, "mask_token_id": 255}, "drafter vocab_size=256: the target has"),
+        ({"mask_token_id": 9999}, "mask_token_id=9999: must be one of"),
+        ({"target_layer_ids": [0, 99]}, "the last usable layer"),
+        (None, "not found; tried"),
+        ("{", "not valid JSON"),
+    ],
+)
+def test_a_drafter_that_does_not_fit_is_refused_by_its_flag(model_dir, tmp_path, changes, message):
+    """``config.json: mask_token_id=...`` did not say which of the two config.json was meant."""
+    folder = tmp_path / "drafter"
+    if changes is not None:
+        folder.mkdir()
+        content = changes if isinstance(changes, str) else json.dumps(drafter_config(**changes))
+        (folder / "config.json").write_text(content)
+    with pytest.raises(ServerArgsError, match=f"--speculative-draft-model-path.*{message}"):
+        make_job(args(model_dir, speculative_algorithm="DSPARK", speculative_draft_model_path=str(folder)))
+
+
+def test_cut_off_drafter_weights_are_refused_by_their_flag(model_dir, tmp_path):
+    weights = write_tiny_drafter(tmp_path) / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ModelLoadError, match=r"--speculative-draft-model-path .*model\.safetensors: .*cut off"):
+        Harness(model_dir, speculative_algorithm="DSPARK", speculative_draft_model_path=str(tmp_path))
 
 
 def test_damaged_tokenizer_files_are_named(tmp_path):

@@ -242,6 +242,16 @@ def test_what_does_not_fit_is_refused(target, tmp_path, changes, error, message)
         train("dspark", options(changes.pop("target", target), tmp_path, **changes))
 
 
+@pytest.mark.parametrize("kept", [0, 1000])
+def test_a_damaged_checkpoint_is_named(target, tmp_path, kept):
+    """The reader of the file said what was wrong, but not with which file."""
+    train("dspark", options(target, tmp_path, steps=1))
+    checkpoint = tmp_path / "checkpoint.pt"
+    checkpoint.write_bytes(checkpoint.read_bytes()[:kept])
+    with pytest.raises(ServerArgsError, match=r"--resume: .*checkpoint\.pt is damaged"):
+        train("dspark", options(target, tmp_path, steps=2, resume=True))
+
+
 def test_nextn_layer_is_trained_and_the_trunk_stays(target, tmp_path):
     flags = {"steps": 4, "eval_every": 2, "chain": 3, "row": 96}
     folder = train("nextn", options(target, tmp_path, **flags))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from sgling.srt.config.draft_model import complete_args
+from sgling.srt.config.draft_model import check_drafter, complete_args
 from sgling.srt.config.environ import force_shutdown, kernel_switches, read_environ
 from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.config.model_config import ModelConfig
@@ -65,10 +65,9 @@ def make_job(server_args: ServerArgs) -> SchedulerJob:
         server_args = complete_args(server_args)
         model_config = ModelConfig.from_dir(model_dir, server_args.json_model_override_args)
         model_config.check_tp_size(server_args.tp_size)
-        if server_args.spec.drafter is not None:
-            server_args.spec.drafter.check_target(model_config, server_args.tp_size)
     except ModelConfigError as error:
         raise ServerArgsError(str(error)) from error
+    check_drafter(server_args, model_config)
     _check_limits(server_args, model_config)
     tokenizer = None if server_args.skip_tokenizer_init else find_tokenizer(tokenizer_dir)
     if tokenizer is None:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from sgling.srt.config.draft_model import drafter_dir
+from sgling.srt.config.draft_model import draft_source, drafter_dir
 from sgling.srt.config.environ import kernel_switches, read_environ
 from sgling.srt.config.load_config import LoadConfig
 from sgling.srt.config.model_config import ModelConfig
@@ -29,6 +29,7 @@ from sgling.srt.model_executor.memory_plan import DraftKVShape, draft_kv_shape, 
 from sgling.srt.model_executor.result_copy import ResultHandle
 from sgling.srt.model_loader.draft_inventory import draft_copy_bytes, draft_weight_bytes
 from sgling.srt.model_loader.draft_loader import get_drafter
+from sgling.srt.model_loader.errors import ModelLoadError
 from sgling.srt.model_loader.footprint import draft_head_bytes, packed_copy_bytes, rank_weight_bytes
 from sgling.srt.model_loader.loader import get_model
 from sgling.srt.sampling.sampling_buffers import SamplingBuffers
@@ -109,7 +110,10 @@ class ModelRunner:
         if drafter is not None:
             load_format = args.speculative_draft_load_format or args.load_format
             source = LoadConfig(str(drafter_dir(args)), load_format)
-            self.draft_model, report = get_drafter(drafter, source, self.model)
+            try:
+                self.draft_model, report = get_drafter(drafter, source, self.model)
+            except ModelLoadError as error:
+                raise ModelLoadError(f"{draft_source(args)}: {error}") from error
             self.load_report = self.load_report.joined(report)
         if args.attention_backend == "flashinfer":
             use_flashinfer(self.model, self.draft_model, self.dtype)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Protocol
 
 import torch
@@ -82,7 +83,11 @@ class Trainer:
         path = self.output / CHECKPOINT
         if not path.is_file():
             raise ServerArgsError(f"--resume: no checkpoint in {self.output}")
-        saved = torch.load(path, map_location="cpu", weights_only=True)
+        try:
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+        except (RuntimeError, EOFError, UnpicklingError) as error:
+            reason = str(error).partition("\n")[0] or "the file ends too early"
+            raise ServerArgsError(f"--resume: {path} is damaged: {reason}") from error
         self.step, self.before, self.best = saved["step"], saved["elapsed"], saved["best"]
         self.task.load_state(saved["task"])
         self.optimizer.load_state_dict(saved["optimizer"])
