@@ -47,6 +47,12 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 15.0) -> None:
         time.sleep(0.01)
 
 
+def requests_inside(client) -> int:
+    """Requests that run or wait, from one snapshot: between two a request may move from one count to the other."""
+    found = state(client)
+    return found["num_running_reqs"] + found["num_queue_reqs"]
+
+
 def wait_idle(client) -> None:
     """Until no request runs or waits."""
-    wait_until(lambda: state(client)["num_running_reqs"] + state(client)["num_queue_reqs"] == 0)
+    wait_until(lambda: requests_inside(client) == 0)

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from model.tiny_model import write_tiny_checkpoint
-from server.real_server import pool, real_server, wait_idle
+from server.real_server import pool, real_server, requests_inside, wait_idle, wait_until
 
 POOLS = [
     {"max_total_tokens": 192, "chunked_prefill_size": 7},
@@ -143,8 +143,7 @@ def test_abort_of_everything_ends_every_request_on_its_own_connection(model_dir)
             threads = [threading.Thread(target=send) for _ in range(6)]
             for thread in threads:
                 thread.start()
-            while client.get("/server_info").json()["internal_states"][0]["num_queue_reqs"] < 3:
-                pass
+            wait_until(lambda: requests_inside(client) == 6)
             assert client.post("/abort_request", json={"abort_all": True}).status_code == 200
             for thread in threads:
                 thread.join(20)
