@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ import torch
 from kernel_cases import CASES, Operands
 
 from sgling_kernel import cuda, dispatch
+from sgling_kernel.timing import copy_gbps, graph_us
 
 ROWS, QUICK_ROWS = (1, 6, 9, 17), (1, 6)
 SWITCHES = {  # column of the result -> switches of this process
@@ -35,39 +35,15 @@ SWITCHES = {  # column of the result -> switches of this process
 
 def chain_us(op: Callable, copies: list[tuple], calls: int, groups: int) -> float:
     """Median microseconds of one call in a captured chain of ``calls``."""
-    for arguments in copies[:2]:
-        op(*arguments)  # compiles what is compiled at the first call
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def run() -> None:
         for call in range(calls):
             op(*copies[call % len(copies)])
-    times = []
-    for _ in range(groups + 1):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / calls)
-    return statistics.median(times[1:])
+
+    return graph_us(run, 1, groups) / calls
 
 
-def copy_bandwidth() -> float:
-    """GB/s of a large copy, read + written."""
-    source, target = (torch.empty(2**30, dtype=torch.int8, device="cuda") for _ in range(2))
-    times = []
-    for _ in range(20):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        target.copy_(source)
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end))
-    return 2 * source.nbytes / statistics.median(times) / 1e6
-
-
-def measure(name: str, m: int, copy_gbps: float, groups: int) -> dict:
+def measure(name: str, m: int, bandwidth: float, groups: int) -> dict:
     """One line of the table."""
     torch.manual_seed(0)
     operands: Operands = CASES[name](m)
@@ -82,24 +58,24 @@ def measure(name: str, m: int, copy_gbps: float, groups: int) -> dict:
         few = min(calls, 32)  # some alternatives copy gigabytes
         line["library_us"] = round(chain_us(operands.library, operands.copies, few, groups), 2)
     line["gbps"] = round(operands.bytes / line["us"] / 1e3)
-    line["share_of_copy"] = round(line["gbps"] / copy_gbps, 3)
+    line["share_of_copy"] = round(line["gbps"] / bandwidth, 3)
     return line
 
 
 def lines(names: list[str], rows: tuple[int, ...], groups: int) -> Iterator[dict]:
     """A header with the machine, then one line per operator and row count; an operator that fails is a line too."""
-    copy_gbps = copy_bandwidth()
+    bandwidth = copy_gbps()
     yield {
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "cuda_kernels": cuda.why_not() or "built",
-        "copy_gbps": round(copy_gbps),
+        "copy_gbps": round(bandwidth),
         "date": time.strftime("%Y-%m-%d"),
     }
     for name in names:
         for m in rows:
             try:
-                yield measure(name, m, copy_gbps, groups)
+                yield measure(name, m, bandwidth, groups)
             except (RuntimeError, ValueError, TypeError) as error:
                 dispatch.set_kernel_switches()
                 yield {"op": name, "m": m, "error": str(error).splitlines()[0]}

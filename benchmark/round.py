@@ -30,6 +30,7 @@ from round_bench import Bench, Row
 from sgling.srt.model_executor.model_runner import ModelRunner
 from sgling.srt.model_loader.draft_inventory import draft_weight_bytes
 from sgling_kernel import cuda, dispatch
+from sgling_kernel.timing import copy_gbps, graph_us
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = {".py", ".cu", ".cuh", ".h", ".json"}
@@ -57,26 +58,12 @@ HEADLINE = 3
 def calibrate() -> Machine:
     """Time of an empty node in a graph, and copy bandwidth."""
     value, nodes = torch.zeros(32, device="cuda"), 200
-    source, target = (torch.empty(2**30, dtype=torch.int8, device="cuda") for _ in range(2))
-    value.add_(1)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def run() -> None:
         for _ in range(nodes):
             value.add_(1)
-    node_us = statistics.median(timed(graph.replay) for _ in range(10)) * 1e3 / nodes
-    copy_ms = statistics.median(timed(lambda: target.copy_(source)) for _ in range(20))
-    return Machine(node_us, 2 * source.nbytes / copy_ms / 1e6)
 
-
-def timed(run) -> float:
-    """Milliseconds of device time of one call."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    run()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end)
+    return Machine(graph_us(run, 1, 10) / nodes, copy_gbps())
 
 
 def step_bytes(runner: ModelRunner, row: Row, context: int, distinct: float) -> float:

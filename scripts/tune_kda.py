@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import statistics
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ import torch
 
 from sgling_kernel.kda import KDAParams, ReplayRing, cuda, kernel
 from sgling_kernel.linear import linear
+from sgling_kernel.timing import graph_us
 
 HIDDEN, RING = 2560, 64
 LAYERS = 35
@@ -89,25 +89,6 @@ def kda_node(bench: Bench, width: int, form: str, grid: cuda.Grid | None) -> Nod
     return run
 
 
-def graph_us(run: Callable[[], None]) -> float:
-    """Microseconds of one replay of what ``run`` enqueues: median of groups."""
-    run()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    times = []
-    for _ in range(GROUPS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(REPLAYS):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / REPLAYS)
-    return statistics.median(times)
-
-
 def alone_us(bench: Bench, width: int, node: Node) -> float:
     """Time per node of a chain of KDA nodes."""
     rows = torch.randn(width, bench.weights[0].shape[0], dtype=torch.bfloat16)
@@ -116,7 +97,7 @@ def alone_us(bench: Bench, width: int, node: Node) -> float:
         for layer in range(STATES):
             node(layer, rows)
 
-    return graph_us(run) / STATES
+    return graph_us(run, REPLAYS, GROUPS) / STATES
 
 
 def behind_us(bench: Bench, width: int, node: Node | None) -> float:
@@ -129,7 +110,7 @@ def behind_us(bench: Bench, width: int, node: Node | None) -> float:
             if node is not None:
                 node(layer, rows)
 
-    return graph_us(run) / NODES
+    return graph_us(run, REPLAYS, GROUPS) / NODES
 
 
 def commit_us(bench: Bench, accept: int, form: str) -> float:
@@ -142,7 +123,7 @@ def commit_us(bench: Bench, accept: int, form: str) -> float:
             pools = (bench.conv[first : first + LAYERS], bench.state[first : first + LAYERS])
             module.commit_replay(*pools, bench.ring, bench.slots, bench.seq_lens, lengths, 17)
 
-    return graph_us(run) / (STATES // LAYERS)
+    return graph_us(run, REPLAYS, GROUPS) / (STATES // LAYERS)
 
 
 def grids(width: int, sweep: bool) -> list[cuda.Grid | None]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable
 from typing import get_args
@@ -21,6 +20,7 @@ import torch
 
 from sgling_kernel.linear import cuda
 from sgling_kernel.linear.table import MARGIN, MEASURED, ROW_STEPS, Form
+from sgling_kernel.timing import graph_us
 
 # outputs, width of one of four ranks, and the form beside "held"
 SHAPES = (
@@ -32,21 +32,12 @@ HEAD_DIM, COLD_BYTES, MIN_COPIES, CALLS, GROUPS = 128, 300e6, 8, 96, 9
 
 def chain_us(call: Callable[[torch.Tensor], torch.Tensor], weights: list[torch.Tensor]) -> float:
     """Median microseconds of one product in a captured chain."""
-    call(weights[0])
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+
+    def run() -> None:
         for i in range(CALLS):
             call(weights[i % len(weights)])
-    times = []
-    for _ in range(GROUPS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / CALLS)
-    return statistics.median(times[1:])
+
+    return graph_us(run, 1, GROUPS) / CALLS
 
 
 def product(rows: int, width: int, form: Form) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -30,6 +30,7 @@ from sgling_kernel.moe import kernel as triton_experts
 from sgling_kernel.norm import cuda as norm
 from sgling_kernel.router import RouterConfig
 from sgling_kernel.router import cuda as router
+from sgling_kernel.timing import graph_us
 
 HIDDEN, WIDTH, EXPERTS, TOP = 2560, 192, 512, 8
 LAYERS, NODES = 2, 48
@@ -89,28 +90,14 @@ def make_bench(layers: list[tuple[ExpertWeights, ExpertWeights]], rows: int) -> 
     return Bench(layers, x, ids, torch.rand(rows, TOP), hidden, values, logits)
 
 
-def graph_us(node: Callable[[int], object]) -> float:
-    """Microseconds per node of a captured chain: median of groups."""
+def node_us(node: Callable[[int], object]) -> float:
+    """Microseconds per node of a captured chain."""
 
     def run() -> None:
         for index in range(NODES):
             node(index)
 
-    run()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    graph.replay()
-    times = []
-    for _ in range(GROUPS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        for _ in range(REPLAYS):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3 / REPLAYS / NODES)
-    return statistics.median(times)
+    return graph_us(run, REPLAYS, GROUPS) / NODES
 
 
 def report(name: str, us: float, megabytes: float = 0.0) -> None:
@@ -122,13 +109,13 @@ def measure_small(bench: Bench) -> None:
     """Top-k, norm and finish."""
     bias, weight = torch.randn(EXPERTS), torch.ones(HIDDEN, dtype=torch.bfloat16)
     outputs = ExpertOutputs(bench.values, bench.weights, torch.bfloat16)
-    report("top-k", graph_us(lambda i: router.grouped_topk(bench.logits[i], bias, ROUTER)))
-    report("norm", graph_us(lambda _: norm.rms_norm(bench.x, weight, 1e-6)))
-    report("add + norm", graph_us(lambda _: norm.fused_add_rms_norm(bench.x, bench.x, weight, 1e-6)))
+    report("top-k", node_us(lambda i: router.grouped_topk(bench.logits[i], bias, ROUTER)))
+    report("norm", node_us(lambda _: norm.rms_norm(bench.x, weight, 1e-6)))
+    report("add + norm", node_us(lambda _: norm.fused_add_rms_norm(bench.x, bench.x, weight, 1e-6)))
     for ctas in (1, 2, 4):
-        us = graph_us(lambda _, ctas=ctas: cuda.combine(outputs, ctas))
+        us = node_us(lambda _, ctas=ctas: cuda.combine(outputs, ctas))
         report(f"combine, {ctas} CTAs a row", us)
-        us = graph_us(lambda _, ctas=ctas: cuda.combine_add_rms_norm(outputs, bench.x, weight, 1e-6, ctas))
+        us = node_us(lambda _, ctas=ctas: cuda.combine_add_rms_norm(outputs, bench.x, weight, 1e-6, ctas))
         report(f"combine + add + norm, {ctas} CTAs a row", us)
 
 
@@ -167,19 +154,19 @@ def measure_products(bench: Bench, kinds: tuple[str, ...] = ("up", "down", "pair
     walk = torch.cuda.get_device_properties(0).multi_processor_count
     for ctas, form in ((0, "a CTA per pair"), (walk, f"{walk} CTAs walk")):
         if "up" in kinds:
-            report(f"up, {form}", graph_us(up_node(bench, ctas)), up_mb)
+            report(f"up, {form}", node_us(up_node(bench, ctas)), up_mb)
         if "pair" in kinds:
-            report(f"up and down, {form}", graph_us(pair_node(bench, ctas)), 1.5 * up_mb)
+            report(f"up and down, {form}", node_us(pair_node(bench, ctas)), 1.5 * up_mb)
         if "layer" in kinds:
-            report(f"top-k to finish, {form}", graph_us(layer_node(bench, ctas)), 1.5 * up_mb)
+            report(f"top-k to finish, {form}", node_us(layer_node(bench, ctas)), 1.5 * up_mb)
     if "down" in kinds:
-        report("down", graph_us(down_node(bench)), up_mb / 2)
+        report("down", node_us(down_node(bench)), up_mb / 2)
 
 
 def measure_triton(bench: Bench) -> None:
     """The Triton twin of both products."""
     args = (bench.x, *bench.experts[0], bench.weights)
-    us = graph_us(lambda i: triton_experts.experts_by_pair(*args, bench.ids[i]))
+    us = node_us(lambda i: triton_experts.experts_by_pair(*args, bench.ids[i]))
     report("up and down, Triton", us, 1.5 * (bench.distinct + 1) * 2 * HIDDEN * WIDTH * 2 / 1e6)
 
 

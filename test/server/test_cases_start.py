@@ -116,12 +116,13 @@ def test_the_smallest_pool_that_starts_serves_a_request(model_dir, page_size):
     assert all(outcome.reason.type == "length" and outcome.ids for outcome in outcomes.values())
 
 
-def test_what_does_not_fit_is_refused_without_a_traceback(caplog):
+@pytest.mark.parametrize("refusal", [MemoryPlanError, ModelLoadError])
+def test_what_cannot_be_served_is_refused_without_a_traceback(caplog, refusal):
     def refuse(*_):
-        raise MemoryPlanError("--max-total-tokens 3: at least 9 are needed")
+        raise refusal("--max-total-tokens 3: at least 9 are needed")
 
     sent: list = []
     channel = SimpleNamespace(send=sent.append)
     assert not serve_scheduler(None, channel, ParallelState.single(), refuse)
-    assert sent == [SchedulerDied("MemoryPlanError: --max-total-tokens 3: at least 9 are needed")]
+    assert sent == [SchedulerDied(f"{refusal.__name__}: --max-total-tokens 3: at least 9 are needed")]
     assert [record.exc_info for record in caplog.records] == [None]

@@ -5,6 +5,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+# Of every GPU form and part of its numerics: positions per split, splits that have a program of their own.
+SPLIT, PROGRAMS = 128, 128
+LOG2E = 1.4426950408889634
+
 
 class PagedContext(NamedTuple):
     """Cache rows of a decode or verify forward over bs requests of `width` rows each.

@@ -11,11 +11,9 @@ from torch import Tensor
 
 from sgling_kernel import cuda
 from sgling_kernel.cuda.operands import why_not_dense, why_not_rows
-from sgling_kernel.mla.context import PagedContext
+from sgling_kernel.mla.context import LOG2E, PROGRAMS, SPLIT, PagedContext
 
-SPLIT, PROGRAMS = 128, 128  # part of the numerics
 NOPE, LATENT, ROPE, VALUE = 128, 512, 64, 128
-LOG2E = 1.4426950408889634
 
 
 def _why_not_rows(name: str, rows: Tensor, inner: tuple[int, ...], apart: int) -> str | None:

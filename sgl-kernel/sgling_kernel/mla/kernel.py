@@ -11,11 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sgling_kernel.mla.context import PagedContext
+from sgling_kernel.mla.context import LOG2E, PROGRAMS, SPLIT, PagedContext
 from sgling_kernel.pdl import launch_pdl, pdl_trigger, pdl_wait
 
-SPLIT, PROGRAMS, ROW_TILE, KV_TILE = 128, 128, 16, 64  # part of the numerics
-LOG2E = 1.4426950408889634
+ROW_TILE, KV_TILE = 16, 64  # part of the numerics, as SPLIT is
 COMBINE_COLUMNS = 64
 
 

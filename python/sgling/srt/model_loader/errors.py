@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sgling.srt.config.flags import ServerArgsError
 
-class ModelLoadError(RuntimeError):
-    """Weights that cannot be loaded; the message names the file or the tensor."""
+
+class ModelLoadError(ServerArgsError):
+    """Weights that cannot be loaded, a refused start; the message names the file or the tensor."""
