@@ -2,6 +2,7 @@
 
     python scripts/tune_moe.py                          # every node and the whole chain, rows 1 to 17
     python scripts/tune_moe.py --rows 6 17 --variants   # and the products with other constants
+    python scripts/tune_moe.py --variants "down walk"   # ... with those of the variants whose names begin so
 
 Captured graphs of a chain of equal nodes with programmatic dependent launch; every node takes another routing draw and
 another of two layers' weights, so nothing stays in the L2 cache. Bytes are those of the distinct experts touched. The
@@ -11,6 +12,7 @@ constants a variant changes (warps and tiles per CTA, CTAs per multiprocessor, s
 from __future__ import annotations
 
 import argparse
+import itertools
 import shutil
 import statistics
 import tempfile
@@ -43,14 +45,24 @@ LARGEST_SHARED = (
     "    cudaLaunchAttribute attribute{};",
 )
 TWO_TILES = ("WARP_TILES = 1", "WARP_TILES = 2")
-VARIANTS = {  # name -> what it replaces in the sources of moe/, norm/, router/ and the shared headers
-    "down, two warps": [("WARPS = 4", "WARPS = 2"), ("WARPS* WARP, 5", "WARPS* WARP, 10")],
-    "down, two warps of two tiles": [TWO_TILES, ("WARPS = 4", "WARPS = 2"), ("WARPS* WARP, 5", "WARPS* WARP, 6")],
-    "down, four warps of two tiles": [TWO_TILES, ("WARPS* WARP, 5", "WARPS* WARP, 3")],
-    "down, four CTAs": [("WARPS* WARP, 5", "WARPS* WARP, 4")],
-    "up, all registers": [("SLICES* WARP, 1024 / (SLICES * WARP)) up_grouped", "SLICES* WARP, 1) up_grouped")],
-    "all, largest shared memory": [LARGEST_SHARED],
+WALK_DOWN = "WALK_WARPS = 16, WALK_STAGES = 2"
+VARIANTS = {  # "product form: what" or "all: what" -> what it replaces in the sources of moe/, norm/, router/, headers
+    "down each: two warps": [("int WARPS = 4", "int WARPS = 2"), ("WARPS* WARP, 5", "WARPS* WARP, 10")],
+    "down each: two warps of two tiles": [
+        TWO_TILES,
+        ("int WARPS = 4", "int WARPS = 2"),
+        ("WARPS* WARP, 5", "WARPS* WARP, 6"),
+    ],
+    "down each: four warps of two tiles": [TWO_TILES, ("WARPS* WARP, 5", "WARPS* WARP, 3")],
+    "down each: four CTAs": [("WARPS* WARP, 5", "WARPS* WARP, 4")],
+    "down walk: 8 warps, 4 stages": [(WALK_DOWN, "WALK_WARPS = 8, WALK_STAGES = 4")],
+    "down walk: 8 warps, 3 stages": [(WALK_DOWN, "WALK_WARPS = 8, WALK_STAGES = 3")],
+    "down walk: 8 warps, 2 stages": [(WALK_DOWN, "WALK_WARPS = 8, WALK_STAGES = 2")],
+    "down walk: 12 warps, 2 stages": [(WALK_DOWN, "WALK_WARPS = 12, WALK_STAGES = 2")],
+    "down walk: all registers": [("1024 / (WALK_WARPS * WARP)) down_walk", "1) down_walk")],
+    "all: largest shared memory": [LARGEST_SHARED],
 }
+FORMS = ("each", "walk")  # a CTA per pair, or one per multiprocessor that walks over the distinct experts
 SOURCES = ("moe/up.cu", "moe/down.cu", "moe/finish.cu", "router/topk.cu")
 
 
@@ -119,48 +131,52 @@ def measure_small(bench: Bench) -> None:
         report(f"combine + add + norm, {ctas} CTAs a row", us)
 
 
-def up_node(bench: Bench, ctas: int) -> Callable[[int], object]:
-    return lambda i: cuda.up(bench.x, *bench.experts[i % LAYERS], bench.ids[i], ctas)
+def ctas_of(form: str) -> int:
+    """What the bindings are told of a form."""
+    return torch.cuda.get_device_properties(0).multi_processor_count if form == "walk" else 0
 
 
-def down_node(bench: Bench) -> Callable[[int], object]:
-    return lambda i: cuda.down(bench.hidden, *bench.experts[i % LAYERS], bench.ids[i])
+def up_node(bench: Bench, form: str) -> Callable[[int], object]:
+    return lambda i: cuda.up(bench.x, *bench.experts[i % LAYERS], bench.ids[i], ctas_of(form))
 
 
-def pair_node(bench: Bench, ctas: int) -> Callable[[int], object]:
+def down_node(bench: Bench, form: str) -> Callable[[int], object]:
+    return lambda i: cuda.down(bench.hidden, *bench.experts[i % LAYERS], bench.ids[i], ctas_of(form))
+
+
+def pair_node(bench: Bench, up: str, down: str) -> Callable[[int], object]:
     def run(i: int) -> None:
         layer = bench.experts[i % LAYERS]
-        cuda.down(cuda.up(bench.x, *layer, bench.ids[i], ctas), *layer, bench.ids[i])
+        cuda.down(cuda.up(bench.x, *layer, bench.ids[i], ctas_of(up)), *layer, bench.ids[i], ctas_of(down))
 
     return run
 
 
-def layer_node(bench: Bench, ctas: int) -> Callable[[int], object]:
+def layer_node(bench: Bench, up: str, down: str) -> Callable[[int], object]:
     """Top-k, up, down, finish: the nodes as they follow one another in a model, without the router."""
-    bias, weight = torch.randn(EXPERTS), torch.ones(HIDDEN, dtype=torch.bfloat16)
+    bias, weight = torch.zeros(EXPERTS), torch.ones(HIDDEN, dtype=torch.bfloat16)  # uniform routing
 
     def run(i: int) -> None:
         layer = bench.experts[i % LAYERS]
         weights, ids = router.grouped_topk(bench.logits[i], bias, ROUTER)
-        values = cuda.down(cuda.up(bench.x, *layer, ids, ctas), *layer, ids)
+        values = cuda.down(cuda.up(bench.x, *layer, ids, ctas_of(up)), *layer, ids, ctas_of(down))
         cuda.combine_add_rms_norm(ExpertOutputs(values, weights, torch.bfloat16), bench.x, weight, 1e-6)
 
     return run
 
 
-def measure_products(bench: Bench, kinds: tuple[str, ...] = ("up", "down", "pair", "layer")) -> None:
-    """Products alone and together, up in both forms: a CTA per pair, and one per multiprocessor that walks."""
+def measure_products(
+    bench: Bench, ups: tuple[str, ...] = FORMS, downs: tuple[str, ...] = FORMS, alone: tuple[str, ...] = ("up", "down")
+) -> None:
+    """Products alone and together in the named forms."""
     up_mb = (bench.distinct + 1) * 2 * HIDDEN * WIDTH * 2 / 1e6
-    walk = torch.cuda.get_device_properties(0).multi_processor_count
-    for ctas, form in ((0, "a CTA per pair"), (walk, f"{walk} CTAs walk")):
-        if "up" in kinds:
-            report(f"up, {form}", node_us(up_node(bench, ctas)), up_mb)
-        if "pair" in kinds:
-            report(f"up and down, {form}", node_us(pair_node(bench, ctas)), 1.5 * up_mb)
-        if "layer" in kinds:
-            report(f"top-k to finish, {form}", node_us(layer_node(bench, ctas)), 1.5 * up_mb)
-    if "down" in kinds:
-        report("down", node_us(down_node(bench)), up_mb / 2)
+    for up in ups if "up" in alone else ():
+        report(f"up {up}", node_us(up_node(bench, up)), up_mb)
+    for down in downs if "down" in alone else ():
+        report(f"down {down}", node_us(down_node(bench, down)), up_mb / 2)
+    for up, down in itertools.product(ups, downs):
+        report(f"up {up}, down {down}", node_us(pair_node(bench, up, down)), 1.5 * up_mb)
+        report(f"top-k to finish, up {up}, down {down}", node_us(layer_node(bench, up, down)), 1.5 * up_mb)
 
 
 def measure_triton(bench: Bench) -> None:
@@ -170,15 +186,15 @@ def measure_triton(bench: Bench) -> None:
     report("up and down, Triton", us, 1.5 * (bench.distinct + 1) * 2 * HIDDEN * WIDTH * 2 / 1e6)
 
 
-def prepare_variants(root: Path) -> None:
+def prepare_variants(root: Path, names: list[str]) -> None:
     """Edited copies of the sources, one folder per variant, compiled at once; ValueError for an edit without effect."""
     target, jobs = Target(torch.cuda.get_device_capability()), []
-    for name, edits in VARIANTS.items():
+    for name in names:
         for folder in ("moe", "norm", "router"):
             shutil.copytree(PACKAGE / folder, root / name / folder)
             for header in INCLUDE.iterdir():
                 shutil.copy(header, root / name / folder)
-        for old, new in edits:
+        for old, new in VARIANTS[name]:
             holders = [path for path in (root / name).rglob("*.cu*") if old in path.read_text(encoding="utf-8")]
             if not holders:
                 raise ValueError(f"nothing to replace for {old!r}")
@@ -200,37 +216,38 @@ def variant(root: Path) -> Iterator[None]:
         runtime.function = original
 
 
-def measure_variants(bench: Bench, root: Path) -> None:
-    """Products with other constants."""
-    for name in VARIANTS:
+def measure_variants(bench: Bench, root: Path, names: list[str]) -> None:
+    """Products with other constants: the product and form that a variant changes, beside every form of the other."""
+    for name in names:
         print(f"  {name}:", flush=True)
+        product, *form = name.split(":")[0].split()
         with variant(root / name):
-            kind = name.split(",")[0]
-            measure_products(bench, ("up", "down", "pair", "layer") if kind == "all" else (kind, "pair", "layer"))
+            measure_products(bench, **({f"{product}s": tuple(form), "alone": (product,)} if form else {}))
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 3, 4, 6, 9, 17])
-    parser.add_argument("--variants", action="store_true", help="also other constants of the products")
+    parser.add_argument(
+        "--variants", nargs="?", const="", metavar="PREFIX", help="also other constants of the products, by name"
+    )
     parser.add_argument("--no-pdl", action="store_true", help="launch nodes strictly one after another")
     options = parser.parse_args()
     dispatch.set_kernel_switches(pdl=not options.no_pdl)
     torch.set_default_device("cuda")
     torch.manual_seed(0)
     layers = make_layers()
+    names = [] if options.variants is None else [name for name in VARIANTS if name.startswith(options.variants)]
     with tempfile.TemporaryDirectory() as root:
-        if options.variants:
-            prepare_variants(Path(root))
+        prepare_variants(Path(root), names)
         for rows in options.rows:
             bench = make_bench(layers, rows)
             print(f"{rows} rows, {bench.distinct:.1f} distinct experts", flush=True)
             measure_small(bench)
             measure_products(bench)
             measure_triton(bench)
-            if options.variants:
-                measure_variants(bench, Path(root))
+            measure_variants(bench, Path(root), names)
 
 
 if __name__ == "__main__":

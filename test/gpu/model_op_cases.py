@@ -44,6 +44,7 @@ from sgling_kernel.linear import gated_linear, linear, linear_fp32
 from sgling_kernel.logits import best_of_product
 from sgling_kernel.mla import PagedContext, mla_decode_gated, prepare_absorbed
 from sgling_kernel.moe import ExpertWeights, combine, combine_add_rms_norm, dense_ffn, experts_with_shared
+from sgling_kernel.moe import cuda as moe_cuda
 from sgling_kernel.norm import fused_add_rms_norm, rms_norm
 from sgling_kernel.rotary import rope_table
 from sgling_kernel.router import RouterConfig, grouped_topk
@@ -119,6 +120,18 @@ def _experts(rows: int) -> Case:
 
     def run(fresh: dict[str, Tensor]) -> tuple[Tensor, ...]:
         return (combine(experts_with_shared(fresh["x"], experts, shared, fresh["weights"], fresh["ids"])),)
+
+    return Case(fresh, run)
+
+
+@case("experts, walking")
+def _experts_walking(rows: int) -> Case:
+    experts, shared, fresh = expert_operands(rows)
+    ctas = torch.cuda.get_device_properties(0).multi_processor_count
+
+    def run(fresh: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        hidden = moe_cuda.up(fresh["x"], experts, shared, fresh["ids"], ctas)
+        return (moe_cuda.down(hidden, experts, shared, fresh["ids"], ctas),)
 
     return Case(fresh, run)
 

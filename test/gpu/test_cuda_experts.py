@@ -51,7 +51,7 @@ def draw(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def slots_of(x: torch.Tensor, layer, ids: torch.Tensor, ctas: int | None = None) -> torch.Tensor:
-    return cuda.down(cuda.up(x, *layer, ids, ctas), *layer, ids)
+    return cuda.down(cuda.up(x, *layer, ids, ctas), *layer, ids, ctas)
 
 
 @pytest.mark.parametrize("rows", ROWS)

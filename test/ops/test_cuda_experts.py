@@ -53,7 +53,7 @@ def assert_close(got: Tensor, want: Tensor) -> None:
 
 
 def slots_of(x: Tensor, experts: ExpertWeights, shared: ExpertWeights | None, ids: Tensor, ctas: int) -> Tensor:
-    return cuda.down(cuda.up(x, experts, shared, ids, ctas), experts, shared, ids)
+    return cuda.down(cuda.up(x, experts, shared, ids, ctas), experts, shared, ids, ctas)
 
 
 @pytest.mark.parametrize("ctas", [0, 1, 5])

@@ -17,6 +17,8 @@ MAX_PAIRS, MAX_TOP = 1280, 8
 MAX_WALKED_EXPERTS = 1024
 _EMULATED_CTAS, _ROW_CTAS = 3, 4
 _WALK_ROWS, _WALK_SHARED_BYTES = 9, 192 * 1024  # rows from which walking is faster; two stages of 2560 columns and sums
+_WALK_DOWN_ROWS, _WALK_DOWN_TILES = 9, 32  # the same of the down product; tiles of 16 rows that its CTA's rings hold
+_WALK_DOWN_PLACE_BYTES = 12 * 1024  # shared memory that it takes besides
 
 
 def why_not_experts(x: Tensor, experts: ExpertWeights, shared: ExpertWeights | None, ids: Tensor) -> str | None:
@@ -38,12 +40,12 @@ def why_not_experts(x: Tensor, experts: ExpertWeights, shared: ExpertWeights | N
 
 
 @cache
-def _walkers(device: torch.device) -> int:
-    """CTAs that can walk: one per multiprocessor, if its shared memory holds the ring; before 9.0 there are none."""
+def _walkers(device: torch.device, shared_bytes: int = _WALK_SHARED_BYTES) -> int:
+    """CTAs that can walk: one per multiprocessor, if it has the shared memory; before 9.0 there are none."""
     if device.type != "cuda":
         return _EMULATED_CTAS
     properties = torch.cuda.get_device_properties(device)
-    fits = cuda.has_bulk_copies() and properties.shared_memory_per_block_optin >= _WALK_SHARED_BYTES
+    fits = cuda.has_bulk_copies() and properties.shared_memory_per_block_optin >= shared_bytes
     return properties.multi_processor_count if fits else 0
 
 
@@ -66,13 +68,22 @@ def up(x: Tensor, experts: ExpertWeights, shared: ExpertWeights | None, ids: Ten
     return hidden
 
 
-def down(hidden: Tensor, experts: ExpertWeights, shared: ExpertWeights | None, ids: Tensor) -> Tensor:
-    """Down products: hidden [N, slots, I] -> fp32 [N, slots, d]. Must follow ``up`` (ids are read early)."""
+def down(
+    hidden: Tensor, experts: ExpertWeights, shared: ExpertWeights | None, ids: Tensor, ctas: int | None = None
+) -> Tensor:
+    """Down products: hidden [N, slots, I] -> fp32 [N, slots, d]. Must follow ``up`` (ids are read early).
+
+    ``ctas`` as in ``up``, with ``_WALK_DOWN_ROWS``; without walking, a CTA serves an expert for 64 values of its rows.
+    """
     (rows, slots, width), (count, dim, _) = hidden.shape, experts.w2.shape
     values = torch.empty(rows, slots, dim, dtype=torch.float32, device=hidden.device)
+    if ctas is None:
+        shared_bytes = _WALK_DOWN_TILES * 16 * width * 2 + _WALK_DOWN_PLACE_BYTES
+        walks = rows >= _WALK_DOWN_ROWS and count <= MAX_WALKED_EXPERTS
+        ctas = _walkers(hidden.device, shared_bytes) if walks else 0
     cuda.launch(
         cuda.function("moe/down.cu", "experts_down"), values, hidden, experts.w2, shared and shared.w2, ids,
-        rows, ids.shape[1], count, dim, width,
+        rows, ids.shape[1], count, dim, width, ctas,
     )  # fmt: skip
     return values
 

@@ -22,7 +22,7 @@ __device__ __forceinline__ void stage_experts(int* expert, unsigned* bits, const
                                               int experts) {
     const int padded = static_cast<int>(ceil_div(pairs, WARP) * WARP);
     for (int pair = static_cast<int>(threadIdx.x); pair < padded; pair += static_cast<int>(blockDim.x)) {
-        const long long id = pair < pairs ? ids[pair] : experts;
+        const long long id = pair < pairs ? __ldcg(ids + pair) : experts;  // not a line of L1 from an earlier layer
         const bool named = id >= 0 && id < experts;
         expert[pair] = named ? static_cast<int>(id) : experts;
         if (named) atomicOr(bits + id / WARP, 1u << id % WARP);
@@ -50,7 +50,19 @@ struct Distinct {
     // Expert number `index` < count(). A whole warp calls it.
     __device__ __forceinline__ int expert(int index) const {
         const int holder = WARP - 1 - __clz(static_cast<int>(ballot(before <= index)));
-        return holder * WARP + nth_bit(shfl(word, holder), index - shfl(before, holder));
+        unsigned mask = shfl(word, holder);
+#pragma unroll 1
+        for (int skip = index - shfl(before, holder); skip > 0; --skip) mask &= mask - 1;
+        return holder * WARP + __ffs(static_cast<int>(mask)) - 1;
+    }
+    // All of them to `chosen`, with room for count(). A whole CTA of full warps calls it; a barrier makes them visible.
+    __device__ __forceinline__ void list(int* chosen, int experts) const {
+        for (int expert = static_cast<int>(threadIdx.x); expert < ceil_div(experts, WARP) * WARP;
+             expert += static_cast<int>(blockDim.x)) {
+            const unsigned bits = shfl(word, expert / WARP), bit = 1u << expert % WARP;
+            const int place = shfl(before, expert / WARP) + __popc(bits & (bit - 1));
+            if (bits & bit) chosen[place] = expert;
+        }
     }
 };
 
