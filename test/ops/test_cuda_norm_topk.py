@@ -68,7 +68,8 @@ def test_norms_say_why_they_refuse():
 
 
 CONFIGS = [
-    (512, RouterConfig(8, 4, 8, True, 2.5)),
+    (512, RouterConfig(8, 4, 8, True, 2.5)),  # the published model's sizes, a kernel of their own
+    (512, RouterConfig(8, 4, 6, True, 2.5)),
     (128, RouterConfig(8, 4, 8, True, 2.5)),
     (32, RouterConfig(8, 4, 4, True, 2.5)),
     (64, RouterConfig(1, 1, 4, False, 1.0)),  # no groups
@@ -108,6 +109,24 @@ def test_topk_with_masked_experts_negative_scores_and_vanishing_weights():
     assert ids.tolist() == want_ids.tolist()
     torch.testing.assert_close(weights, want_weights)
     assert weights[2].tolist() == [0.0] * 6
+
+
+@pytest.mark.parametrize("top", [8, 6])
+def test_topk_where_only_some_scores_are_equal_or_minus_infinity(top):
+    config = RouterConfig(8, 4, top, True, 2.5)
+    logits, bias = torch.randn(6, 512), torch.zeros(512)
+    logits[0, 100:160] = 4.0  # equal scores at the top of three warps, two groups
+    logits[1, 7], logits[1, 505] = 5.0, 5.0  # equal scores far apart
+    logits[2, 64:128] = 3.0  # one group of equals
+    logits[2, 128:192] = 3.0  # and another
+    logits[3] = torch.randint(40, (512,)).float() / 8
+    bias[torch.randperm(512)[:500]] = -torch.inf  # less than `top` left in most groups: dropped experts fill up by id
+    logits[5] = 2.0
+    for given in (torch.zeros(512), bias):
+        weights, ids = router_cuda.grouped_topk(logits, given, config)
+        want_weights, want_ids = router_reference.grouped_topk(logits, given, config)
+        assert ids.tolist() == want_ids.tolist()
+        torch.testing.assert_close(weights, want_weights)
 
 
 def test_topk_of_rows_full_of_nan_stays_within_the_experts():

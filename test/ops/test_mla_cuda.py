@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from ops.kda_case import same_bits
+from sgling_kernel import cuda as runtime
 from sgling_kernel.cuda import emulation
 from sgling_kernel.cuda.build import compiler
 from sgling_kernel.mla import PagedContext, cuda, reference
@@ -123,7 +124,7 @@ def test_preparation_of_a_row_alone_gives_its_bits(rows):
         assert all(same_bits(a, b[one]) for a, b in zip((*alone, own[one]), (*whole, pool), strict=True))
 
 
-CASES = [(1, [300], 8), (3, [0, 127, 254], 4), (6, [250], 8)]
+CASES = [(1, [300], 8), (3, [0, 127, 254], 4), (6, [250], 8), (17, [120], 2)]
 if GPU:
     CASES += [(17, [8192], 8), (6, [8191, 5, 0, 700], 8), (40, [300, 900, 20000, 1], 8), (1, [40000], 32)]
 
@@ -155,6 +156,17 @@ def test_a_verify_row_has_the_bits_of_its_decode_step(width, seq_lens):
             n = slice(request * width + j, request * width + j + 1)
             one = decode((q_lat[n], q_pe[n]), cache, cache.alone(request, j), w_vc, gate[n])
             assert same_bits(one, together[n])
+
+
+def test_bits_do_not_depend_on_how_the_combination_is_cut(monkeypatch):
+    cache = Cache([130, 0], 3)
+    q_lat, q_pe, w_vc, gate = operands(6, 2)
+    whole = decode((q_lat, q_pe), cache, cache.context, w_vc, gate)
+    for cut in ((1, 1), (4, 1), (4, 2), (4, 3), (4, 5)):
+        if GPU and cut[0] > 1 and not runtime.has_clusters():
+            continue
+        monkeypatch.setattr(cuda, "_finish_cut", lambda device, rows, cut=cut: cut)
+        assert same_bits(decode((q_lat, q_pe), cache, cache.context, w_vc, gate), whole)
 
 
 def test_splits_of_one_program_in_turn(monkeypatch):

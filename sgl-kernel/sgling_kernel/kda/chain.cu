@@ -225,39 +225,43 @@ __device__ __forceinline__ void walk(const Chain& p, const Tile<K>& at, float (&
     }
 }
 
-// Rolls q's and k's window of a head. Every tile of the head reads it, so the CTA that arrives last writes it: all
-// others have read by then (the barrier before this call, then the fence, order their reads before the count).
-template <int K, bool ALIGNED>
-__device__ __forceinline__ void roll_query_key(const Chain& p, const Tile<K>& at) {
-    constexpr int PER = K / 32;
-    const int mine = at.head * K + lane_id() * PER;
+// What q's and k's window of a head holds behind the step, one warp's: two of its rows move up, the step's own follows.
+template <int K>
+struct Rolled {
+    static constexpr int PER = K / 32;
     Channels<PER> x[2][3];
+
+    template <bool ALIGNED>
+    __device__ __forceinline__ void load(const Chain& p, const Tile<K>& at) {
 #pragma unroll
-    for (int part = 0; part < 2; ++part)
+        for (int part = 0; part < 2; ++part)
 #pragma unroll
-        for (int i = 0; i < 3; ++i)
-            x[part][i] = load_channels<PER, ALIGNED>(input_row(p, at, i - 2, part * p.heads * K + mine));
-    unsigned* count = p.arrivals + at.request * p.heads + at.head;
-    int before = 0;
-    __syncwarp();
-    if (lane_id() == 0) {
-        __threadfence();
-        before = static_cast<int>(atomicAdd(count, 1u));
-        __threadfence();
+            for (int i = 0; i < 3; ++i)
+                x[part][i] = load_channels<PER, ALIGNED>(
+                    input_row(p, at, i - 2, (part * p.heads + at.head) * K + lane_id() * PER));
     }
-    if (shfl(before, 0) != at.tiles - 1) return;
-    uint16_t* window = p.conv_pool + at.slot * 3 * at.channels + mine;
+
+    // Every tile of the head reads the window, so the CTA that arrives last writes it. Behind the CTA's barrier what it
+    // read has arrived, so counting needs no fence: what another CTA writes afterwards cannot come back from a read that
+    // is over.
+    __device__ __forceinline__ void store(const Chain& p, const Tile<K>& at) const {
+        unsigned* count = p.arrivals + at.request * p.heads + at.head;
+        int before = 0;
+        if (lane_id() == 0) before = static_cast<int>(atomicAdd(count, 1u));
+        if (shfl(before, 0) != at.tiles - 1) return;
+        uint16_t* window = p.conv_pool + at.slot * 3 * at.channels + at.head * K + lane_id() * PER;
 #pragma unroll
-    for (int part = 0; part < 2; ++part)
+        for (int part = 0; part < 2; ++part)
 #pragma unroll
-        for (int i = 0; i < 3; ++i) store_channels<PER>(window + i * at.channels + part * p.heads * K, x[part][i]);
-    if (lane_id() == 0) *count = 0;
-}
+            for (int i = 0; i < 3; ++i) store_channels<PER>(window + i * at.channels + part * p.heads * K, x[part][i]);
+        if (lane_id() == 0) *count = 0;
+    }
+};
 
 // ---- kernel --------------------------------------------------------------------------------------------------------
 
 template <int K, int MODE, bool ALIGNED>
-__global__ void __launch_bounds__(384) chain_kernel(Chain p) {
+__global__ void __launch_bounds__(384, 1) chain_kernel(Chain p) {
     constexpr int N = K / SHARERS, PER = K / 32;
     SGLING_DYNAMIC_SHARED(float, shared);
     Tile<K> at(p, shared);
@@ -280,9 +284,12 @@ __global__ void __launch_bounds__(384) chain_kernel(Chain p) {
     float state[N];
     const bool walks = local < p.value_rows;
     if (walks) load_part(state, tile_state + local * K);
+    const bool rolls = MODE == DECODE && warp_id() == warps - 1;  // it takes no rows
+    Rolled<K> rolled;
     if (takes_rows) {
         for (int j = warp_id(); j < p.width; j += row_warps) prepare_row<K, MODE, ALIGNED>(p, at, constant, j);
     } else {
+        if (rolls) rolled.template load<ALIGNED>(p, at);
         const int pairs = p.width * p.value_rows, step = (warps - row_warps) * WARP;
         for (int i = static_cast<int>(threadIdx.x) - row_warps * WARP; i < pairs; i += step)
             prepare_value<K, MODE>(p, at, v_taps, i / p.value_rows, i % p.value_rows);
@@ -292,7 +299,7 @@ __global__ void __launch_bounds__(384) chain_kernel(Chain p) {
         walk<K, MODE>(p, at, state, local);
         if (MODE == DECODE) store_part(tile_state + local * K, state);
     }
-    if (MODE == DECODE && warp_id() == warps - 1) roll_query_key<K, ALIGNED>(p, at);
+    if (rolls) rolled.store(p, at);
 }
 
 template <int K, bool ALIGNED>

@@ -159,18 +159,3 @@ __device__ __forceinline__ void add_update(float (&state)[N], float update, cons
 #pragma unroll
     for (int i = 0; i < N; ++i) state[i] = fmaf(update, key[i], state[i]);
 }
-
-// ---- memory --------------------------------------------------------------------------------------------------------
-
-// Asks the L2 for 32 bytes. It reads nothing, so it may stand before pdl_wait() even where a writer is still at work.
-__device__ __forceinline__ void prefetch32(const void* at) {
-#ifndef SGLING_EMULATE
-    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
-#endif
-}
-
-// Asks for `bytes` from `at` on, a multiple of 32, spread over the CTA's threads.
-__device__ __forceinline__ void prefetch(const void* at, int bytes) {
-    for (int i = static_cast<int>(threadIdx.x) * 32; i < bytes; i += static_cast<int>(blockDim.x) * 32)
-        prefetch32(static_cast<const char*>(at) + i);
-}

@@ -30,6 +30,14 @@ def _why_not_dense(**tensors: Tensor) -> str | None:
     return next(filter(None, itertools.starmap(why_not_dense, tensors.items())), None)
 
 
+def _finish_cut(device: torch.device, rows: int) -> tuple[int, int]:
+    """CTAs of a head in finish.cu, and rows that share the projection's weights: as many of 1, 2, 3 or 5 as make four
+    groups of the rows. No bit depends on them."""
+    if device.type == "cpu" or cuda.has_clusters():
+        return 4, next((count for count in (1, 2, 3) if rows <= 4 * count), 5)
+    return 1, 1
+
+
 def why_not_prepare(q_nope: Tensor, w_kc: Tensor, pe: Tensor, latent: Tensor, weight: Tensor, kv: Tensor) -> str | None:
     """Reason why prepare.cu cannot take the operands, or None."""
     heads = q_nope.shape[1]
@@ -94,10 +102,11 @@ def mla_decode_gated(
     split = cuda.function("mla/split.cu", "mla_split")
     groups = 2 if batch == 1 and width * heads > 8 else 1
     table = (ctx.req_to_token, ctx.req_to_token.stride(0), ctx.req_pool_indices, ctx.seq_lens)
-    sizes = (batch, width, heads, programs)
-    cuda.launch(split, q_lat, q_pe, kv_pool, *table, part_out, part_ml, scale * LOG2E, *sizes, groups, int(ctx.early))
+    sizes, ahead = (batch, width, heads, programs), (w_vc, w_vc.nbytes)
+    work = (*sizes, groups, int(ctx.early), *ahead)
+    cuda.launch(split, q_lat, q_pe, kv_pool, *table, part_out, part_ml, scale * LOG2E, *work)
     finish = cuda.function("mla/finish.cu", "mla_finish")
     gate = (gate_logits, gate_logits.stride(0))
-    parts = 4 if device.type == "cpu" or cuda.has_clusters() else 1  # CTAs of a row and head
-    cuda.launch(finish, part_out, part_ml, ctx.req_pool_indices, ctx.seq_lens, w_vc, *gate, out, *sizes, parts)
+    cut = _finish_cut(device, rows)
+    cuda.launch(finish, part_out, part_ml, ctx.req_pool_indices, ctx.seq_lens, w_vc, *gate, out, *sizes, *cut)
     return out

@@ -1,4 +1,4 @@
-// 8x8 bf16 matrices from shared memory into mma fragments (ldmatrix), four at a time.
+// 8x8 bf16 matrices from shared memory into mma fragments (ldmatrix), four at a time; sums transposed between lanes.
 #pragma once
 
 #include "sgling.cuh"
@@ -49,4 +49,21 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&out)[4], con
                  : "r"(at)
                  : "memory");
 #endif
+}
+
+// Transposes 4 x 4 values between the lanes at distances 4 and 8: lane `place` gets number `place` of each.
+__device__ __forceinline__ void transpose_quad(float (&value)[4], int place) {
+#pragma unroll
+    for (int bit = 1; bit < 4; bit *= 2) {
+        const bool upper = place & bit;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            if (i & bit) continue;
+            const float got = shfl_xor(upper ? value[i] : value[i + bit], 4 * bit);
+            if (upper)
+                value[i] = got;
+            else
+                value[i + bit] = got;
+        }
+    }
 }

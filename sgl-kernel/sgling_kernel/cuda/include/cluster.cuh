@@ -63,13 +63,19 @@ __device__ __forceinline__ void send_in_cluster(float* to, Landing* bar, int ran
 }
 
 // SGLING_LAUNCH with `cluster` neighbouring CTAs of the grid's x dimension, a multiple of it, in a cluster; 1: none.
+// `shared` bytes of dynamic shared memory come on top of what the kernel declares.
 template <class... Params, class... Args>
-static int sgling_launch_cluster(void (*kernel)(Params...), unsigned cluster, dim3 grid, dim3 block, void* stream,
-                                 int pdl, Args... args) {
-    if (cluster == 1) return SGLING_LAUNCH(kernel, grid, block, 0, stream, pdl, args...);
+static int sgling_launch_cluster_shared(void (*kernel)(Params...), unsigned cluster, dim3 grid, dim3 block,
+                                        size_t shared, void* stream, int pdl, Args... args) {
 #ifdef SGLING_EMULATE
-    return sgling_launch(kernel, grid, block, 0, stream, pdl, args...);
+    return sgling_launch(kernel, grid, block, shared, stream, pdl, args...);
 #else
+    if (shared > 0) {
+        const cudaError_t error =
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+        if (error != cudaSuccess) return error;
+    }
+    if (cluster == 1) return sgling_launch(kernel, grid, block, shared, stream, pdl, args...);
     cudaLaunchAttribute attributes[2]{};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = cluster;
@@ -79,9 +85,16 @@ static int sgling_launch_cluster(void (*kernel)(Params...), unsigned cluster, di
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = block;
+    config.dynamicSmemBytes = shared;
     config.stream = static_cast<cudaStream_t>(stream);
     config.attrs = attributes;
     config.numAttrs = pdl ? 2 : 1;
     return cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...);
 #endif
+}
+
+template <class... Params, class... Args>
+static int sgling_launch_cluster(void (*kernel)(Params...), unsigned cluster, dim3 grid, dim3 block, void* stream,
+                                 int pdl, Args... args) {
+    return sgling_launch_cluster_shared(kernel, cluster, grid, block, 0, stream, pdl, args...);
 }

@@ -85,15 +85,19 @@ __device__ __forceinline__ void pdl_trigger() {
 
 // ---- memory --------------------------------------------------------------------------------------------------------
 
-// 16 bytes of a weight: read once, never kept in L1. Issued where it stands, so it may be placed before pdl_wait().
+// 16 bytes of a weight: read once, never kept in L1. Issued where it stands, so it may be placed before pdl_wait(). Where
+// that wait exists it is no read-only load: ptxas moves those (ld.global.nc) behind the wait as it likes, volatile or not.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define SGLING_STREAM "ld.global.L1::no_allocate.v4.u32"
+#else
+#define SGLING_STREAM "ld.global.nc.L1::no_allocate.v4.u32"
+#endif
 __device__ __forceinline__ uint4 load_stream16(const void* from) {
 #ifdef SGLING_EMULATE
     return emulated::load16(from);
 #else
     uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(from));
+    asm volatile(SGLING_STREAM " {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from));
     return v;
 #endif
 }
@@ -141,6 +145,19 @@ __device__ __forceinline__ void cp_async_wait() {
 #else
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
 #endif
+}
+
+// Asks the L2 for 32 bytes. It reads nothing, so it may stand before pdl_wait() even where a writer is still at work.
+__device__ __forceinline__ void prefetch32(const void* at) {
+#ifndef SGLING_EMULATE
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+#endif
+}
+
+// Asks for `bytes` from `at` on, a multiple of 32, spread over the CTA's threads.
+__device__ __forceinline__ void prefetch(const void* at, int bytes) {
+    for (int i = static_cast<int>(threadIdx.x) * 32; i < bytes; i += static_cast<int>(blockDim.x) * 32)
+        prefetch32(static_cast<const char*>(at) + i);
 }
 
 // ---- warps ---------------------------------------------------------------------------------------------------------
