@@ -1,11 +1,11 @@
-"""Measure where the weights of a small-M product wait best: in registers, partly or wholly in shared memory.
+"""Measure where the weights and tokens of a small-M product wait best: in registers or in shared memory.
 
     python scripts/tune_linear.py                # table on the screen
     python scripts/tune_linear.py --write        # and into sgling_kernel/linear/measured.json, read at the first call
 
 Weights are cold: captured chains of equal products rotate over eight or more copies and 300 MB or more. How K is cut
-and every order of a sum are numerics and are not tuned. Only products with a choice are measured: K in eight slices of
-seven to ten blocks (K from 1,568 to 2,560) may be parked, K = 5,120 streamed, gated products of few heads paired.
+and every order of a sum are numerics and are not tuned. Only products with a choice are measured: K = 2,560 (parked,
+staged, folded, spread), K = 5,120 (streamed), gated products of few heads (paired, shared).
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from sgling_kernel.linear import cuda
 from sgling_kernel.linear.table import MARGIN, MEASURED, ROW_STEPS, Form
 from sgling_kernel.timing import graph_us
 
-# outputs, width of one of four ranks, and the form beside "held"
+TILES = ("parked", "staged", "folded")
+PLAIN, GATED = (*TILES, "spread"), ("paired", "shared")
+# outputs, width of one of four ranks, and the forms beside "held"
 SHAPES = (
-    (5128, 2560, "parked"), (2120, 2560, "parked"), (3072, 2560, "parked"), (512, 2560, "parked"),
-    (2560, 5120, "streamed"), (2560, 1024, "paired"),
+    (5128, 2560, PLAIN), (2120, 2560, PLAIN), (3072, 2560, PLAIN), (512, 2560, TILES), (10240, 2560, TILES),
+    (2560, 5120, ("streamed",)), (2560, 1024, GATED),
 )  # fmt: skip
 HEAD_DIM, COLD_BYTES, MIN_COPIES, CALLS, GROUPS = 128, 300e6, 8, 96, 9
 
@@ -53,15 +55,15 @@ def gated(rows: int, width: int, form: Form) -> Callable[[torch.Tensor], torch.T
     return lambda w: cuda.gated_linear(o, x, norm, 1e-6, w, form)
 
 
-def measure(outputs: int, width: int, other: Form) -> list[dict]:
+def measure(outputs: int, width: int, others: tuple[Form, ...]) -> list[dict]:
     """Lines of the table for one weight shape."""
     copies = max(MIN_COPIES, int(-(-COLD_BYTES // (2 * outputs * width))))
     weights = [torch.randn(outputs, width, device="cuda").bfloat16() for _ in range(copies)]
-    make, lines = gated if other == "paired" else product, []
+    make, lines = gated if others == GATED else product, []
     for rows in ROW_STEPS:
-        times = {f"{form}_us": round(chain_us(make(rows, width, form), weights), 2) for form in ("held", other)}
+        times = {f"{form}_us": round(chain_us(make(rows, width, form), weights), 2) for form in ("held", *others)}
         shape = {"gpu": torch.cuda.get_device_name(), "outputs": outputs, "width": width, "rows": rows}
-        line = {**shape, **({"gated": True} if other == "paired" else {}), **times}
+        line = {**shape, **({"gated": True} if others == GATED else {}), **times}
         lines.append(line | {"date": time.strftime("%Y-%m-%d")})
         print(json.dumps(lines[-1]), flush=True)
     return lines
@@ -75,7 +77,7 @@ def main() -> None:
     found = [line for shape in SHAPES for line in measure(*shape)]
     forms = get_args(Form)[1:]
     better = sum(min(line.get(f"{form}_us", 1e9) for form in forms) < (1 - MARGIN) * line["held_us"] for line in found)
-    print(f"the other form wins {better} of {len(found)} by more than {MARGIN:.0%}")
+    print(f"another form wins {better} of {len(found)} by more than {MARGIN:.0%}")
     if write:
         kept = json.loads(MEASURED.read_text(encoding="utf-8"))["rows"]
         kept = [line for line in kept if line["gpu"] != torch.cuda.get_device_name()]

@@ -17,7 +17,12 @@ GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 SHAPES = [(16, 64), (40, 320), (24, 1024)] if not GPU else [(16, 64), (5128, 2560), (2560, 1024), (2560, 5120)]
 WIDE = [(16, 1536), (8, 2560), (8, 2720), (8, 5184)]  # every slicing and both ways to keep weights
-
+# tokens in shared memory: an even share of one, two and three tiles of weight rows, the last CTA with fewer
+STAGED = [("staged", 24), ("folded", 24), ("spread", 22), ("spread", 58), ("spread", 107)]
+if GPU:
+    STAGED = [(form, outputs) for form in ("staged", "folded", "spread") for outputs in (512, 2120, 5128)]
+STAGED_WIDTH = 2560
+TOKEN_COUNTS = [1, 6, 8, 9, 12, 16, 17, 24, 33]  # every group of tokens, full and not; two passes
 STREAMED = [(147, 2560), (70, 5120)] if not GPU else [(39296, 2560), (2560, 5120)]
 
 
@@ -56,8 +61,36 @@ def test_every_slicing_and_where_weights_wait_changes_no_bit(outputs, width, row
     assert torch.equal(*results)
 
 
+@pytest.mark.parametrize(("form", "outputs"), STAGED)
+@pytest.mark.parametrize("rows", TOKEN_COUNTS)
+def test_tokens_in_shared_memory_change_no_bit(rows, form, outputs):
+    """An incomplete tile of weight rows, strided tokens, a row of NaN, and whatever lies where no token was copied."""
+    x, w = operands(rows, outputs, STAGED_WIDTH, pad=8)
+    x[rows // 2] = float("nan")
+    want = cuda.small_m_linear(x, w, torch.float32, "held")
+    for dtype in (torch.float32, torch.bfloat16):
+        got = cuda.small_m_linear(x, w, dtype, form)
+        torch.testing.assert_close(got, want.to(dtype), atol=0, rtol=0, equal_nan=True)
+        assert torch.equal(got.isnan().all(1), torch.arange(rows) == rows // 2)
+
+
+@pytest.mark.parametrize("form", ["staged", "folded", "spread"])
+def test_a_row_among_staged_tokens_depends_on_itself_alone(form):
+    x, w = operands(33, 16, STAGED_WIDTH)
+    alone = torch.cat([cuda.small_m_linear(x[i : i + 1], w, torch.float32, form) for i in range(33)])
+    for count in TOKEN_COUNTS:
+        picked = torch.randperm(33)[:count]
+        assert torch.equal(cuda.small_m_linear(x[picked], w, torch.float32, form), alone[picked])
+
+
+def test_other_widths_and_more_rows_than_a_multiprocessor_takes_are_refused():
+    for outputs, width, form in ((16, 1024, "staged"), (49 * 3 if not GPU else 10240, STAGED_WIDTH, "spread")):
+        with pytest.raises(RuntimeError, match="staged"):
+            cuda.small_m_linear(*operands(3, outputs, width), torch.float32, form)
+
+
 @pytest.mark.parametrize(("outputs", "width"), STREAMED)
-@pytest.mark.parametrize("rows", [1, 9, 17])
+@pytest.mark.parametrize("rows", [1, 9, 12, 17, 20])
 def test_a_streamed_product_is_right_row_by_row_and_has_the_register_forms_bits(outputs, width, rows):
     """More rows than the ring holds, a last CTA with fewer rows and an incomplete tile, passes over groups of rows."""
     x, w = operands(rows, outputs, width, pad=8)
@@ -159,10 +192,28 @@ def test_gated_product_equals_its_reference_and_is_close_to_the_two_node_form(he
 
 
 @pytest.mark.parametrize("heads", [2, 4, 8])
-@pytest.mark.parametrize("rows", [1, 9, 20])
-def test_two_tiles_of_weight_rows_to_a_cta_change_no_bit(heads, rows):
-    operand = gated_operands(rows, heads, 56)  # one tile and a half in the last CTA
-    assert torch.equal(*(cuda.gated_linear(*operand, form) for form in ("held", "paired")))
+@pytest.mark.parametrize("rows", [1, 6, 9, 12, 17, 20, 33])
+def test_how_a_gated_product_is_shared_out_changes_no_bit(heads, rows):
+    """Two tiles of weight rows to a CTA, the last with one tile and a half; tokens gated by all warps together."""
+    operand = gated_operands(rows, heads, 56)
+    operand[0][rows // 2] = float("nan")
+    held = cuda.gated_linear(*operand, "held")
+    assert torch.equal(held.isnan().all(1), torch.arange(rows) == rows // 2)
+    for form in ("paired", "shared"):
+        torch.testing.assert_close(cuda.gated_linear(*operand, form), held, atol=0, rtol=0, equal_nan=True)
+
+
+def test_a_row_among_tokens_gated_together_depends_on_itself_alone():
+    o, z, *rest = gated_operands(20, 8, 32)
+    alone = torch.cat([cuda.gated_linear(o[i : i + 1], z[i : i + 1], *rest, "shared") for i in range(20)])
+    for count in (2, 8, 9, 17, 20):
+        picked = torch.randperm(20)[:count]
+        assert torch.equal(cuda.gated_linear(o[picked], z[picked], *rest, "shared"), alone[picked])
+
+
+def test_more_heads_are_not_gated_together():
+    with pytest.raises(RuntimeError, match="gated_shared"):
+        cuda.gated_linear(*gated_operands(3, 16, 16), "shared")
 
 
 def test_gated_product_of_zeros_and_extreme_gates():

@@ -26,7 +26,7 @@ struct TokenBlocks {
     uint4 waiting[AHEAD][TILES];
     int real_blocks;  // blocks from here on lie behind K and are zero
 
-    // Tokens that do not exist repeat the last one; their sums are not stored.
+    // Tokens that do not exist repeat the last one, which reads nothing twice; their sums are not stored.
     __device__ __forceinline__ void start(const Product& p, int token, int column) {
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile)
@@ -44,6 +44,7 @@ struct TokenBlocks {
 
 template <int BLOCKS, int HELD, int TILES, int THREADS, int PER_SM>
 __global__ void __launch_bounds__(THREADS, PER_SM) small_m_kernel(Product p) {
+    constexpr int TOKENS = TILES * TILE_TOKENS, SLICES = THREADS / WARP;
     constexpr int AHEAD = blocks_ahead(BLOCKS, HELD, TILES, 65536 / (THREADS * PER_SM) / 8 * 8);
     SGLING_DYNAMIC_SHARED(unsigned char, shared);
     float* partial = reinterpret_cast<float*>(shared + WeightSlice<BLOCKS, HELD>::parked_bytes(THREADS));
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM) small_m_kernel(Product p) {
 
     TokenBlocks<AHEAD, TILES> tokens;
     tokens.real_blocks = min(p.blocks, p.width / BLOCK_COLUMNS - slice * p.blocks);
-    for (int first = 0; first < p.count; first += TILES * TILE_TOKENS) {
+    for (int first = 0; first < p.count; first += TOKENS) {
         float acc[TILES][4] = {};
         tokens.start(p, first + g, column);
 #pragma unroll
@@ -74,9 +75,9 @@ __global__ void __launch_bounds__(THREADS, PER_SM) small_m_kernel(Product p) {
                 tokens.request(b + AHEAD);
             }
         }
-        store_partial<TILES>(partial, acc, slice);
+        store_partial<TOKENS>(partial + Partials<TOKENS>::at(slice), acc);
         __syncthreads();
-        add_slices<TILES>(p.out, partial, THREADS / WARP, first, p.count, first_row, p.outputs, p.fp32);
+        add_slices<SLICES, TOKENS>({p.out, p.count, p.outputs, p.outputs, p.fp32}, partial, first, first_row);
         __syncthreads();
     }
 }
@@ -84,7 +85,7 @@ __global__ void __launch_bounds__(THREADS, PER_SM) small_m_kernel(Product p) {
 template <int BLOCKS, int HELD, int TILES, int SLICES, int PER_SM>
 static int start(const Product& p, int pdl, void* stream) {
     constexpr int THREADS = SLICES * WARP;
-    const size_t shared = WeightSlice<BLOCKS, HELD>::parked_bytes(THREADS) + partial_bytes(SLICES, TILES);
+    const size_t shared = WeightSlice<BLOCKS, HELD>::parked_bytes(THREADS) + partial_bytes(SLICES, TILES * TILE_TOKENS);
     return SGLING_LAUNCH((small_m_kernel<BLOCKS, HELD, TILES, THREADS, PER_SM>),
                          static_cast<unsigned>(ceil_div(p.outputs, TILE_ROWS)), THREADS, shared, stream, pdl, p);
 }

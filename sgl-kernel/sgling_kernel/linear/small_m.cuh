@@ -51,39 +51,59 @@ struct WeightSlice {
     }
 };
 
-// Leaves a warp's 16 x (8 TILES) sums in shared memory [slice][token][row].
-template <int TILES>
-__device__ __forceinline__ void store_partial(float* partial, const float (&acc)[TILES][4], int slice) {
+// Where in a CTA's partial sums, in floats, those of a slice and tile of weight rows begin: [TOKENS][TOKEN_PITCH] each,
+// the TILES tiles of a slice in a row, FOLD slices in a row in each of the parts of PART floats.
+template <int TOKENS, int TILES = 1, int FOLD = 1, int PART = FOLD * TILES * TOKENS * TOKEN_PITCH>
+struct Partials {
+    static_assert(PART >= FOLD * TILES * TOKENS * TOKEN_PITCH);
+    __device__ __forceinline__ static constexpr int at(int slice, int tile = 0) {
+        return slice / FOLD * PART + (slice % FOLD * TILES + tile) * TOKENS * TOKEN_PITCH;
+    }
+};
+
+// Bytes of the partial sums of a CTA, one slice behind the other.
+constexpr size_t partial_bytes(int slices, int tokens) { return sizeof(float) * slices * tokens * TOKEN_PITCH; }
+
+// Leaves a warp's sums of one slice in shared memory [token][row], those of the first TOKENS tokens.
+template <int TOKENS, int TILES>
+__device__ __forceinline__ void store_partial(float* mine, const float (&acc)[TILES][4]) {
+    static_assert(ceil_div(TOKENS, TILE_TOKENS) == TILES);
     const int g = lane_id() / 4, t = lane_id() % 4;
-    float* mine = partial + slice * TILES * TILE_TOKENS * TOKEN_PITCH;
 #pragma unroll
     for (int tile = 0; tile < TILES; ++tile)
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            mine[(tile * TILE_TOKENS + 2 * t + i % 2) * TOKEN_PITCH + g + i / 2 * 8] = acc[tile][i];
+        for (int i = 0; i < 4; ++i) {
+            const int token = tile * TILE_TOKENS + 2 * t + i % 2;
+            if ((tile + 1) * TILE_TOKENS <= TOKENS || token < TOKENS)
+                mine[token * TOKEN_PITCH + g + i / 2 * 8] = acc[tile][i];
+        }
 }
 
-// Adds the slices in order and writes out[token, row], fp32 or bf16; tokens from `count` and rows from `outputs` on
-// do not exist.
-template <int TILES>
-__device__ __forceinline__ void add_slices(void* out, const float* partial, int slices, int first_token, int count,
-                                           int first_row, int outputs, int fp32) {
-    constexpr int TOKENS = TILES * TILE_TOKENS;
-    for (int i = threadIdx.x; i < TOKENS * TILE_ROWS; i += blockDim.x) {
-        const int token = i / TILE_ROWS, row = i % TILE_ROWS;
-        if (first_token + token >= count || first_row + row >= outputs) continue;
-        const float* from = partial + token * TOKEN_PITCH + row;
-        float sum = from[0];
-        for (int s = 1; s < slices; ++s) sum = __fadd_rn(sum, from[s * TOKENS * TOKEN_PITCH]);
-        const long long at = static_cast<long long>(first_token + token) * outputs + first_row + row;
+// Where sums go: out[count, outputs], fp32 or bf16. Rows from `end` on are not this CTA's.
+struct Output {
+    void* out;
+    int count, outputs, end, fp32;
+
+    __device__ __forceinline__ void store(float sum, int token, int row) const {
+        const long long at = static_cast<long long>(token) * outputs + row;
         if (fp32)
             static_cast<float*>(out)[at] = sum;
         else
             static_cast<uint16_t*>(out)[at] = to_bf16(sum);
     }
-}
+};
 
-// Bytes of the partial sums of a CTA.
-constexpr size_t partial_bytes(int slices, int tiles) {
-    return sizeof(float) * slices * tiles * TILE_TOKENS * TOKEN_PITCH;
+// Adds the slices in order and stores the sums of tokens and rows that exist, from a first one on.
+template <int SLICES, int TOKENS, int TILES = 1, class Places = Partials<TOKENS>>
+__device__ __forceinline__ void add_slices(const Output& to, const float* partial, int first_token, int first_row) {
+    for (int i = threadIdx.x; i < TILES * TOKENS * TILE_ROWS; i += blockDim.x) {
+        const int token = i / TILE_ROWS % TOKENS, tile = i / (TILE_ROWS * TOKENS), row = i % TILE_ROWS;
+        const int to_token = first_token + token, to_row = first_row + tile * TILE_ROWS + row;
+        if (to_token >= to.count || to_row >= to.end) continue;
+        const float* from = partial + token * TOKEN_PITCH + row;
+        float sum = from[Places::at(0, tile)];
+#pragma unroll
+        for (int s = 1; s < SLICES; ++s) sum = __fadd_rn(sum, from[Places::at(s, tile)]);
+        to.store(sum, to_token, to_row);
+    }
 }

@@ -3,7 +3,8 @@
 // cut into sixteen slices, one warp each, whose x stays in registers. Reference: linear/reference.py.
 //
 // Bulk copies fill the ring in units of four rows, from before the wait on, and again as soon as a tile of 16 rows has
-// been read. Numerics as in small_m.cuh with sixteen slices: the share of a CTA changes no bit.
+// been read. A share that fits stays for all passes over groups of tokens. Numerics as in small_m.cuh with sixteen
+// slices: the share of a CTA changes no bit.
 //
 // With best_score, the best score of the CTA's rows and its row go to [M, CTAs]: lowest row wins ties, NaN never.
 #include "bulk.cuh"
@@ -26,17 +27,21 @@ struct Stream {
     int fp32;                   // whether out is fp32
 };
 
-template <int BLOCKS, int TILES>
+template <int BLOCKS, int TOKENS>
 struct Layout {
     static constexpr int WIDTH = SLICES * BLOCKS * BLOCK_COLUMNS, PITCH = WIDTH + PAD;
-    static constexpr int PARTIALS = TILES == 1 ? 2 : 1;  // buffers of partial sums: two save a barrier
-    static constexpr size_t PARTIAL_BYTES = partial_bytes(SLICES, TILES), UNIT_BYTES = UNIT_ROWS * PITCH * 2;
+    static constexpr int TILES = static_cast<int>(ceil_div(TOKENS, TILE_TOKENS));
+    static constexpr int PARTIALS = TOKENS <= 9 ? 2 : 1;  // buffers of partial sums
+    // With one buffer a tile has two barriers. The ring is filled again behind the first of them where the weights of
+    // the last LATER blocks can be in registers by then.
+    static constexpr int LATER = PARTIALS == 1 && BLOCKS <= 5 ? 2 : 0;
+    static constexpr size_t PARTIAL_BYTES = partial_bytes(SLICES, TOKENS), UNIT_BYTES = UNIT_ROWS * PITCH * 2;
     static constexpr int DEPTH = static_cast<int>((SHARED_BYTES - PARTIALS * PARTIAL_BYTES) / UNIT_BYTES);
     static constexpr size_t BYTES = DEPTH * UNIT_BYTES + PARTIALS * PARTIAL_BYTES;
     static_assert(DEPTH >= TILE_UNITS);
 };
 
-// The CTA's rows on their way through shared memory, `passes` times over; units are counted through all passes.
+// The CTA's rows on their way through shared memory; units are counted through all passes that copy them again.
 template <int WIDTH, int PITCH, int DEPTH>
 struct Ring {
     uint16_t* slots;
@@ -76,12 +81,12 @@ struct Best {
 };
 
 // The slices of this thread's output added in order; one thread per token and row of the tile.
-template <int TILES>
+template <int TOKENS>
 __device__ __forceinline__ float sum_of_slices(const float* partial, int token, int row) {
     const float* from = partial + token * TOKEN_PITCH + row;
     float sum = from[0];
 #pragma unroll
-    for (int s = 1; s < SLICES; ++s) sum = __fadd_rn(sum, from[s * TILES * TILE_TOKENS * TOKEN_PITCH]);
+    for (int s = 1; s < SLICES; ++s) sum = __fadd_rn(sum, from[Partials<TOKENS>::at(s)]);
     return sum;
 }
 
@@ -93,10 +98,42 @@ __device__ __forceinline__ void store_sum(const Stream& p, float sum, int token,
         static_cast<uint16_t*>(p.out)[at] = to_bf16(sum);
 }
 
-template <int BLOCKS, int TILES>
+// A tile of weight rows, rows g and g + 8 at `top` and `bottom`, times the tokens. `all_read()` is called once the
+// tile lies in registers, LATER blocks before the end.
+template <int LATER, int BLOCKS, int TILES, class AllRead>
+__device__ __forceinline__ void multiply_tile(float (&acc)[TILES][4], const uint16_t* top, const uint16_t* bottom,
+                                              const uint4 (&tokens)[BLOCKS][TILES], const AllRead& all_read) {
+    uint4 upper[BLOCKS], lower[BLOCKS];
+#pragma unroll
+    for (int b = 0; b < BLOCKS; ++b) {
+        upper[b] = *reinterpret_cast<const uint4*>(top + b * BLOCK_COLUMNS);
+        lower[b] = *reinterpret_cast<const uint4*>(bottom + b * BLOCK_COLUMNS);
+        if (b >= BLOCKS - LATER) continue;
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) multiply_block(acc[tile], upper[b], lower[b], tokens[b][tile]);
+    }
+    if (LATER > 0) all_read();
+#pragma unroll
+    for (int b = BLOCKS - LATER; b < BLOCKS; ++b)
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile) multiply_block(acc[tile], upper[b], lower[b], tokens[b][tile]);
+}
+
+// The best of this CTA's rows among the threads of a token, from its first thread.
+__device__ __forceinline__ void store_best(const Stream& p, Best best, int token, bool exists) {
+#pragma unroll
+    for (int distance = TILE_ROWS / 2; distance > 0; distance >>= 1)
+        best.offer(shfl_xor(best.score, distance), shfl_xor(best.row, distance));
+    if (!exists || threadIdx.x % TILE_ROWS != 0) return;
+    const long long at = static_cast<long long>(token) * gridDim.x + blockIdx.x;
+    p.best_score[at] = best.score;
+    p.best_row[at] = best.row;
+}
+
+template <int BLOCKS, int TOKENS>
 __global__ void __launch_bounds__(THREADS, 1) stream_kernel(Stream p) {
-    using Layout = Layout<BLOCKS, TILES>;
-    constexpr int TOKENS = TILES * TILE_TOKENS, DEPTH = Layout::DEPTH;
+    using Layout = Layout<BLOCKS, TOKENS>;
+    constexpr int TILES = Layout::TILES, DEPTH = Layout::DEPTH, LATER = Layout::LATER;
     static_assert(TOKENS * TILE_ROWS <= THREADS);
     SGLING_DYNAMIC_SHARED(unsigned char, shared);
     __shared__ Landing landed[DEPTH];
@@ -106,7 +143,7 @@ __global__ void __launch_bounds__(THREADS, 1) stream_kernel(Stream p) {
     const int units = static_cast<int>(ceil_div(rows, UNIT_ROWS)), passes = static_cast<int>(ceil_div(p.count, TOKENS));
     const Ring<Layout::WIDTH, Layout::PITCH, DEPTH> ring{
         reinterpret_cast<uint16_t*>(shared), landed, p.w + static_cast<long long>(first_row) * Layout::WIDTH,
-        rows, units, units * passes};
+        rows, units, units <= DEPTH ? units : units * passes};
     if (thread < DEPTH) landing_init(&landed[thread]);
     __syncthreads();
     if (warp_id() == 0)
@@ -117,9 +154,10 @@ __global__ void __launch_bounds__(THREADS, 1) stream_kernel(Stream p) {
     const int my_token = thread / TILE_ROWS, my_row = thread % TILE_ROWS;  // of the sum this thread finishes
     int unit = 0, buffer = 0;
     for (int first = 0; first < p.count; first += TOKENS) {
+        if (ring.total == units) unit = 0;  // all units of the share stay where they are
         uint4 tokens[BLOCKS][TILES];
 #pragma unroll
-        for (int tile = 0; tile < TILES; ++tile)  // tokens that do not exist repeat the last one
+        for (int tile = 0; tile < TILES; ++tile)  // tokens that do not exist repeat the last one: nothing is read twice
 #pragma unroll
             for (int b = 0; b < BLOCKS; ++b)
                 tokens[b][tile] = load16(p.x + min(first + g + tile * TILE_TOKENS, p.count - 1) * p.stride_x + column +
@@ -130,43 +168,37 @@ __global__ void __launch_bounds__(THREADS, 1) stream_kernel(Stream p) {
             const int here = min(TILE_UNITS, units - row / UNIT_ROWS);
             for (int i = 0; i < here; ++i) ring.wait(unit + i);
             const uint16_t *top = ring.at(unit, g) + column, *bottom = ring.at(unit, g + 8) + column;
+            const auto refill = [&] {
+                __syncthreads();  // every warp has read the tile
+                if (warp_id() == 0)
+                    for (int i = 0; i < here; ++i) ring.request(unit + DEPTH + i);
+            };
             float acc[TILES][4] = {};
-#pragma unroll
-            for (int b = 0; b < BLOCKS; ++b) {
-                const uint4 upper = *reinterpret_cast<const uint4*>(top + b * BLOCK_COLUMNS);
-                const uint4 lower = *reinterpret_cast<const uint4*>(bottom + b * BLOCK_COLUMNS);
-#pragma unroll
-                for (int tile = 0; tile < TILES; ++tile) multiply_block(acc[tile], upper, lower, tokens[b][tile]);
-            }
-            float* partial = reinterpret_cast<float*>(shared + DEPTH * Layout::UNIT_BYTES + buffer * Layout::PARTIAL_BYTES);
-            store_partial<TILES>(partial, acc, warp_id());
-            __syncthreads();
-            if (warp_id() == 0)
-                for (int i = 0; i < here; ++i) ring.request(unit + DEPTH + i);
+            multiply_tile<LATER>(acc, top, bottom, tokens, refill);
+            float* partial = reinterpret_cast<float*>(shared + DEPTH * Layout::UNIT_BYTES) +
+                             buffer * Layout::PARTIAL_BYTES / sizeof(float);
+            store_partial<TOKENS>(partial + Partials<TOKENS>::at(warp_id()), acc);
+            if (LATER == 0)
+                refill();
+            else
+                __syncthreads();
             if (finishes && row + my_row < rows) {
-                const float sum = sum_of_slices<TILES>(partial, my_token, my_row);
+                const float sum = sum_of_slices<TOKENS>(partial, my_token, my_row);
                 if (p.out != nullptr) store_sum(p, sum, first + my_token, first_row + row + my_row);
                 best.offer(sum, first_row + row + my_row);
             }
-            if (Layout::PARTIALS == 1) __syncthreads();
+            if (Layout::PARTIALS == 1 && LATER == 0) __syncthreads();
             buffer = (buffer + 1) % Layout::PARTIALS;
             unit += here;
         }
-        if (p.best_score == nullptr) continue;
-#pragma unroll
-        for (int distance = TILE_ROWS / 2; distance > 0; distance >>= 1)
-            best.offer(shfl_xor(best.score, distance), shfl_xor(best.row, distance));
-        if (!finishes || my_row != 0) continue;
-        const long long at = static_cast<long long>(first + my_token) * gridDim.x + blockIdx.x;
-        p.best_score[at] = best.score;
-        p.best_row[at] = best.row;
+        if (p.best_score != nullptr) store_best(p, best, first + my_token, finishes);
     }
 }
 
-template <int BLOCKS, int TILES>
+template <int BLOCKS, int TOKENS>
 int start(const Stream& p, int pdl, void* stream) {
-    return SGLING_LAUNCH((stream_kernel<BLOCKS, TILES>), static_cast<unsigned>(ceil_div(p.outputs, p.share)), THREADS,
-                         (Layout<BLOCKS, TILES>::BYTES), stream, pdl, p);
+    return SGLING_LAUNCH((stream_kernel<BLOCKS, TOKENS>), static_cast<unsigned>(ceil_div(p.outputs, p.share)), THREADS,
+                         (Layout<BLOCKS, TOKENS>::BYTES), stream, pdl, p);
 }
 
 }  // namespace
@@ -186,9 +218,11 @@ extern "C" int stream(void* out, const void* x, const void* w, float* best_score
                    static_cast<int>(outputs),
                    static_cast<int>(share),
                    fp32};
-    if (width == 5120) return count <= TILE_TOKENS ? start<10, 1>(p, pdl, stream) : start<10, 2>(p, pdl, stream);
+    if (width == 5120) return count <= 8 ? start<10, 8>(p, pdl, stream) : start<10, 16>(p, pdl, stream);
     if (width != 2560) return 1;  // cudaErrorInvalidValue: the binding refuses such shapes
-    if (count <= TILE_TOKENS) return start<5, 1>(p, pdl, stream);
-    if (count <= 2 * TILE_TOKENS) return start<5, 2>(p, pdl, stream);
-    return start<5, 3>(p, pdl, stream);
+    if (count <= 8) return start<5, 8>(p, pdl, stream);
+    if (count == 9) return start<5, 9>(p, pdl, stream);  // one token more than whole tiles takes little more room
+    if (count <= 16) return start<5, 16>(p, pdl, stream);
+    if (count == 17) return start<5, 17>(p, pdl, stream);
+    return start<5, 24>(p, pdl, stream);
 }

@@ -1,9 +1,11 @@
-"""Where a product's weights wait for their rows: "held" in registers, partly "parked" in shared memory, or "streamed".
+"""Where the operands of a product wait: weights "held" in registers, partly "parked" in shared memory, or "streamed".
 
 With weights parked three CTAs fit on a multiprocessor instead of two; streamed, one CTA per multiprocessor has all its
-rows in shared memory. A gated product is held, or "paired": twice the weight rows to a CTA. No bit changes.
-``measured.json`` holds times of the forms that a weight shape has, per GPU and row count (scripts/tune_linear.py writes
-it).
+rows in shared memory. Three forms keep the tokens in shared memory too: "staged" with the weights held, two CTAs to a
+multiprocessor; "folded" with weights partly parked, three of half as many warps; "spread" likewise, one CTA with an
+even share of the rows. A gated product is held, "paired" (twice the weight rows to a CTA), or "shared" (paired, and its
+warps gate the tokens together). No bit changes. ``measured.json`` holds times of the forms that a weight shape has, per
+GPU and row count (scripts/tune_linear.py writes it).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Literal, get_args
 
 import torch
 
-Form = Literal["held", "parked", "streamed", "paired"]
+Form = Literal["held", "parked", "streamed", "staged", "folded", "spread", "paired", "shared"]
 
 MEASURED = Path(__file__).with_name("measured.json")
 MARGIN = 0.02  # another form must be faster than "held" by this share to be chosen
