@@ -8,10 +8,10 @@ writes of them; without it the cards have no measured part.
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 import shutil
-import sys
 import tarfile
 import tempfile
 import textwrap
@@ -208,7 +208,11 @@ def own_report(report: dict[str, Any], name: str) -> dict[str, Any]:
 
 def main() -> None:
     """Install what is there; exit with a message when the weights would be too large."""
-    out = Path(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path, metavar="OUT", help="folder that scripts/pico_drafters.sh wrote")
+    out = parser.parse_args().out
+    if not out.is_dir():
+        parser.error(f"OUT {out}: no such folder")
     report = json.loads((out / "evaluation.json").read_text()) if (out / "evaluation.json").is_file() else None
     for block in (8, 16):
         archive, name = out / f"b{block}.tar", f"{TARGET}-dspark-b{block}"

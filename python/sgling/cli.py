@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -112,7 +113,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for words in (2, 1):
         name = " ".join(argv[:words])
         if name in COMMANDS:
-            return _run(name, argv[words:])
+            try:
+                return _run(name, argv[words:])
+            except KeyboardInterrupt:
+                return 128 + signal.SIGINT
     kinds = [name.split()[1] for name in COMMANDS if name.startswith(f"{argv[0]} ")]
     if kinds:
         given = f"has no kind {argv[1]!r}" if len(argv) > 1 else "needs a kind"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -10,6 +11,7 @@ from sgling.srt.config.model_config_checks import ModelConfigError
 from sgling.srt.config.server_args import ServerArgs
 
 MODULE_PROG = "python -m sgling.launch_server"
+INTERRUPTED = 128 + signal.SIGINT
 
 
 def main(argv: Sequence[str], prog: str = MODULE_PROG, positional: str | None = None) -> int:
@@ -22,6 +24,8 @@ def main(argv: Sequence[str], prog: str = MODULE_PROG, positional: str | None = 
     except (ServerArgsError, ModelConfigError) as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:  # before the server has taken the signal over
+        return INTERRUPTED
     return 0
 
 

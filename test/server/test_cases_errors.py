@@ -11,6 +11,7 @@ from openai import BadRequestError, OpenAI
 from model.tiny_model import write_tiny_checkpoint
 from server.real_server import pool, real_server, wait_idle
 from server.serving_helpers import running_manager, small_tokenizer
+from sgling.srt.entrypoints import request_body
 from sgling.srt.managers.generate_req import GenerateReqInput
 
 GENERATION_ROUTES = ("/generate", "/v1/completions", "/v1/chat/completions")
@@ -77,6 +78,34 @@ def test_a_repetition_penalty_that_fp32_reads_as_zero_is_refused(client, value):
     response = client.post("/generate", json={"text": "a", "sampling_params": {"repetition_penalty": value}})
     assert response.status_code == 400
     assert "repetition_penalty" in response.text
+
+
+@pytest.mark.parametrize("pattern", ["(" * 3000 + ")" * 3000, "(" * 150 + "a" + ")" * 150, ".*.*.*x"])
+def test_a_stop_regex_that_would_stall_or_overflow_is_refused(client, pattern):
+    """Case E06: deep nesting was a 500; three unbounded repeats kept the scheduler busy for minutes per token."""
+    response = client.post("/v1/completions", json={"model": "m", "prompt": "a", "stop_regex": pattern})
+    assert response.status_code == 400
+    assert "stop_regex" in response.json()["message"]
+
+
+@pytest.mark.parametrize("route", GENERATION_ROUTES)
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_body_without_end_is_refused_and_not_kept(client, route, declared, monkeypatch):
+    monkeypatch.setattr(request_body, "MAX_BODY", 100_000)
+    raw = json.dumps({**EVERY_PROMPT, "foo": "x" * 3_000_000}).encode()
+    pieces = (raw[i : i + 65_536] for i in range(0, len(raw), 65_536))
+    response = post_raw(client, route, raw if declared else pieces)
+    assert response.status_code == 400
+    assert f"{len(raw)} bytes, at most 100000" in response.json()["message"]
+    assert post_raw(client, route, json.dumps(EVERY_PROMPT).encode()).status_code == 200
+
+
+def test_messages_are_short_and_say_a_value_once(client):
+    response = client.post("/generate", content=b"{}", headers={"content-type": "x" * 5000})
+    assert response.status_code == 400
+    assert len(response.text) < 300
+    response = client.post("/v1/completions", json={"prompt": "a", "n": 0})
+    assert response.json()["message"] == "n: must be at least 1, got 0"
 
 
 @pytest.mark.parametrize("arguments", ["[" * 5000, '{"a":' * 5000, "[]", "{", "NaN", '{"a": 1' + "0" * 5000 + "}"])

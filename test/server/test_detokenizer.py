@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from server.serving_helpers import small_tokenizer
 from sgling.srt.managers.detokenizer import IncrementalDetokenizer
+from sgling.srt.managers.finish import FinishChecker
 from sgling.srt.managers.io_struct import FinishReason
 from sgling.srt.managers.text_codec import TextCodec
 from sgling.srt.sampling.sampling_params import SamplingParams
@@ -111,6 +112,20 @@ def test_stop_regex_is_cut_where_it_matched(codec):
     finish = FinishReason(type="stop", matched="a")
     params = SamplingParams(stop_regex=["(?<=x)a", "zzz"])
     assert stream(codec, ids, 3, params, finish)[-1] == "an a, then x"
+
+
+@pytest.mark.parametrize("pattern", ["[^!]*!", "[^!]*[^!]*!", r"\w+ \w+!", "(?s)<a>.*</a>"])
+@pytest.mark.parametrize("length", [12, 490, 500, 505, 3000])
+def test_a_regex_cuts_where_the_scheduler_matched_also_at_the_edge_of_its_window(codec, pattern, length):
+    ids = codec.encode("<a>" + "é word" * (length // 6) + "word! </a> tail")
+    params = SamplingParams(stop_regex=[pattern])
+    checker = FinishChecker(params, 10**6, frozenset(), codec)
+    reasons = (checker.check(token, count) for count, token in enumerate(ids, 1))
+    count, finish = next((count, reason) for count, reason in enumerate(reasons, 1) if reason is not None)
+    seen = codec.decode(ids[:count])
+    for size in (1, 7):
+        shown = stream(codec, ids[:count], size, params, finish)[-1]
+        assert seen.startswith(shown + finish.matched)
 
 
 def test_text_held_for_a_stop_is_released(codec):

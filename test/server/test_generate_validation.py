@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 
 import pytest
+from tokenizers import Tokenizer, normalizers
 
 from server.fake_scheduler import CONTEXT_LEN, MAX_INPUT_LEN
 from server.serving_helpers import VOCAB_SIZE, running_manager, server_args, small_tokenizer
 from sgling.srt.managers.generate_req import GenerateReqInput, RequestError
 from sgling.srt.managers.request_validator import context_reserve
+from sgling.srt.managers.text_codec import TextCodec
 
 V = VOCAB_SIZE
 BAD_BODIES = [
@@ -177,11 +180,12 @@ def test_preferred_sampling_params_fill_what_is_unset():
 
 
 def test_long_texts_do_not_stop_the_loop():
-    """A megabyte of text is tokenised beside the loop and refused with both numbers."""
+    """A megabyte of text, in one piece or in many, is tokenised beside the loop and refused with both numbers."""
 
-    async def body():
+    async def body(text):
         async with running_manager(small_tokenizer()) as (manager, _):
-            obj = GenerateReqInput.from_json({"text": "hello " * 170_000})
+            manager.codec.most_chars_per_token = None  # or the single text is refused unread
+            obj = GenerateReqInput.from_json({"text": text})
             task = asyncio.create_task(manager.generate_once(obj))
             ticks = 0
             while not task.done():
@@ -191,4 +195,37 @@ def test_long_texts_do_not_stop_the_loop():
             with pytest.raises(RequestError, match=str(CONTEXT_LEN)):
                 await task
 
+    asyncio.run(body("hello " * 170_000))
+    asyncio.run(body([f"{number} " + "hello " * 170 for number in range(1000)]))
+
+
+def test_hopelessly_long_texts_are_refused_unread():
+    """Case E05: 50 MB took a minute and a half to be refused, and six such clients blocked all long prompts."""
+
+    async def body():
+        async with running_manager(small_tokenizer()) as (manager, _):
+            manager.codec.encode_all = None  # any use fails
+            for text in ("hello " * 10_000_000, ["a", " " * 30_000_000]):
+                with pytest.raises(RequestError, match=f"at least [0-9]+ tokens.*{CONTEXT_LEN}") as error:
+                    await manager.generate_once(GenerateReqInput.from_json({"text": text}))
+                assert error.value.status_code == 400
+
+    begin = time.monotonic()
     asyncio.run(body())
+    assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize(
+    "text", ["\u1100\u1161\u11a8" * 20, "The quick brown fox", " " * 500, "\u03b1\u0313\u0301\u0345"]
+)
+@pytest.mark.parametrize("normalizer", [None, normalizers.NFC(), normalizers.NFKC(), normalizers.Strip()])
+def test_no_token_stands_for_more_text_than_the_bound_says(text, normalizer):
+    tokenizer = Tokenizer.from_str(small_tokenizer().to_str())
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    codec = TextCodec(tokenizer)
+    bound = codec.most_chars_per_token
+    if normalizer is None or isinstance(normalizer, normalizers.NFC):
+        assert len(codec.encode(text)) * bound >= len(text)
+    else:
+        assert bound is None

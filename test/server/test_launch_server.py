@@ -19,8 +19,11 @@ import pytest
 
 from server.fake_scheduler import CRASH, MUTE, SLOW
 from server.serving_helpers import small_tokenizer
+from sgling.cli import main as cli_main
+from sgling.launch_server import main as launch_main
 from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.config.model_path import ASSETS_DIR
+from sgling.srt.config.server_args import ServerArgs
 from sgling.srt.entrypoints.http_server import bind_socket
 
 TEST_DIR = Path(__file__).parents[1]
@@ -158,6 +161,56 @@ def test_serve_then_sigterm_to_the_group_drains(launch):
         thread.join(10)
         assert len(answers[0].json()["output_ids"]) == 90
     assert server.status() == 0
+
+
+def test_a_drain_ends_at_its_time_limit(launch):
+    server = launch("--skip-server-warmup", "--drain-timeout", "0.5")
+    with server.ready() as client:
+        thread, answers = in_background(client, {"input_ids": [MUTE]})
+        wait_for_running(client, 1)
+        server.process.send_signal(signal.SIGTERM)
+        thread.join(10)
+        assert answers[0].json()["meta_info"]["finish_reason"]["type"] == "abort"
+    assert server.status() == 143
+    server.wait_for_line("--drain-timeout is over: 1 requests are aborted")
+
+
+def test_a_drain_does_not_wait_for_an_engine_that_is_stuck(launch, monkeypatch):
+    """Without a limit it hung for ever, with nobody left who could answer."""
+    monkeypatch.setenv("SGLANG_HEALTH_CHECK_TIMEOUT", "1")
+    server = launch("--skip-server-warmup")
+    with server.ready() as client:
+        thread, answers = in_background(client, {"input_ids": [MUTE]})
+        wait_for_running(client, 1)
+        os.kill(server.schedulers()[0], signal.SIGSTOP)
+        server.process.send_signal(signal.SIGTERM)
+        server.wait_for_line("draining")
+        assert server.status() == 1
+        thread.join(5)
+        assert answers[0].status_code == 503
+    server.wait_for_line("no sign of life for 1 s")
+
+
+def test_a_drain_waits_for_an_engine_that_is_only_slow(launch, monkeypatch):
+    monkeypatch.setenv("SGLANG_HEALTH_CHECK_TIMEOUT", "0.3")
+    server = launch("--skip-server-warmup", "--drain-timeout", "30")
+    with server.ready() as client:
+        body = {"input_ids": [SLOW, 40], "sampling_params": {"max_new_tokens": 240}}  # 1.6 s
+        thread, answers = in_background(client, body)
+        wait_for_running(client, 1)
+        server.process.send_signal(signal.SIGTERM)
+        thread.join(10)
+        assert len(answers[0].json()["output_ids"]) == 240
+    assert server.status() == 0
+
+
+@pytest.mark.parametrize("main", [launch_main, cli_main])
+def test_an_interrupt_before_the_server_runs_is_no_traceback(main, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ServerArgs, "from_cli", interrupt)
+    assert main(["serve"]) == 130
 
 
 def test_sigint_ends_the_tree(launch):

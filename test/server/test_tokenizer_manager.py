@@ -246,6 +246,22 @@ def test_duplicate_ids_are_refused_while_alive():
     serve(test)
 
 
+def test_the_id_of_a_group_is_taken_too():
+    """An abort by it would have ended another client's request."""
+
+    async def test(manager, scheduler):
+        group = request(input_ids=[[SLOW, 40], [SLOW, 41]], rid="g", max_new_tokens=30)
+        task = asyncio.create_task(collect(manager, group))
+        await until(lambda: manager.num_live == 2)
+        for body in ({"rid": "g"}, {"rid": "g_1"}, {"rid": "g", "input_ids": [40], "n": 2}):
+            with pytest.raises(RequestError, match="still running"):
+                await collect(manager, request(**body))
+        assert len(await task) == 2
+        assert len(await collect(manager, request(rid="g"))) == 1
+
+    serve(test)
+
+
 def test_full_queue_is_503():
     async def test(manager, scheduler):
         tasks = [asyncio.create_task(collect(manager, request(input_ids=[MUTE]))) for _ in range(MAX_RUNNING + 1)]

@@ -301,12 +301,55 @@ def test_positional_model_is_for_serve_only():
         "--port 70000",
         "--stream-interval 0",
         "--watchdog-timeout 0",
+        "--watchdog-timeout nan",
+        "--drain-timeout -1",
+        "--drain-timeout nan",
+        "--cuda-graph-bs-decode 0",
+        "--cuda-graph-bs-decode 4 -2",
+        "--host ''",
+        "--api-key ''",
+        "--api-key é",
+        "--admin-api-key 'a b'",
+        "--model-path ''",
+        "--speculative-dspark-block-size 0",
+        "--speculative-draft-model-path ''",
         "--dtype half",
     ],
 )
 def test_values_out_of_range(line):
     with pytest.raises(ServerArgsError, match=line.split()[0]):
         resolve(line)
+
+
+@pytest.mark.parametrize("line", ["--speculative-adaptive --speculative-depth confidence",
+                                  "--skip-server-warmup --speculative-smoke on"])  # fmt: skip
+def test_flags_that_contradict_each_other(line):
+    with pytest.raises(ServerArgsError, match="contradicts"):
+        resolve(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--max-running-requests abc", "argument --max-running-requests: 'abc' is not an integer"),
+        ("--drain-timeout soon", "argument --drain-timeout: 'soon' is not a number"),
+        ("--json-model-override-args []", "argument --json-model-override-args: '[]' is not a JSON object"),
+        (f"--json-model-override-args {'[' * 50_000}", "is not a JSON object"),
+        ("--log-level-http loud", "argument --log-level-http: invalid choice: 'loud'"),
+    ],
+)
+def test_usage_errors_say_what_was_wanted(line, message, capsys):
+    with pytest.raises(SystemExit) as caught:
+        resolve(line)
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_to_capture_is_noted_where_nothing_is_captured():
+    assert [notice.split()[0] for notice in resolve("--cuda-graph-bs-decode 1 2 --cuda-graph-all-widths").notices] == [
+        "--cuda-graph-bs-decode",
+        "--cuda-graph-all-widths",
+    ]
 
 
 def test_values_in_range():
@@ -343,11 +386,11 @@ def test_config_file(tmp_path):
     assert (args.json_model_override_args, args.cuda_graph_bs_decode) == ({"a": 1}, [1, 2])
 
 
-@pytest.mark.parametrize("text", ["no-such-flag: 1\n", "- 1\n", "tp: [\n", "tp: four\n", None])
+@pytest.mark.parametrize("text", ["no-such-flag: 1\n", "- 1\n", "tp: [\n", "tp: four\n", b"\xff\xfe", None])
 def test_bad_config_file(tmp_path, text):
     file = tmp_path / "server.yaml"
     if text is not None:
-        file.write_text(text)
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SystemExit) as caught:
         ServerArgs.parse(["--config", str(file)])
     assert caught.value.code == 2

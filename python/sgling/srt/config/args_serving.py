@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from sgling.srt.config.flags import flag, hint, not_built
 
+_LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+
 
 @dataclass(frozen=True, kw_only=True)
 class HttpArgs:
@@ -20,6 +22,9 @@ class HttpArgs:
     warmups: str | None = not_built(None, "named warm-up functions")
     tokenizer_worker_num: int = not_built(1, "several tokenizer processes")
     skip_tokenizer_init: bool = not_built(False, "serving token ids without a tokenizer")
+    drain_timeout: float | None = flag(
+        None, "seconds that SIGTERM waits for running requests, then they are aborted; default: until all have ended"
+    )
     max_queued_requests: int | None = flag(None, "requests allowed to wait; one more is answered 503")
     allow_auto_truncate: bool = not_built(False, "cutting over-long prompts (they are refused)")
 
@@ -54,8 +59,8 @@ class OutputArgs:
 class LogArgs:
     """Logs, metrics and watchdogs."""
 
-    log_level: str = flag("info", "log level", choices=("debug", "info", "warning", "error", "critical"))
-    log_level_http: str | None = flag(None, "log level of the HTTP server; default: --log-level")
+    log_level: str = flag("info", "log level", choices=_LOG_LEVELS)
+    log_level_http: str | None = flag(None, "log level of the HTTP server; default: --log-level", choices=_LOG_LEVELS)
     log_requests: bool = flag(False, "log every request")
     log_requests_level: int = flag(2, "0 = metadata, 1 = with sampling parameters, 2 = part of the text, 3 = all of it")
     decode_log_interval: int = flag(40, "decode steps between two decode log lines")

@@ -18,7 +18,7 @@ def config_file_argv(cls: type, path: str) -> list[str]:
 
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ServerArgsError(f"--config {path}: {error}") from error
     if content is None:
         return []

@@ -17,11 +17,18 @@ from sgling.srt.config.dspark_config_readers import (
     read_markov,
     read_mask_token,
     read_rope,
+    read_section,
     read_target_layers,
 )
 from sgling.srt.config.model_config import ModelConfig
 from sgling.srt.config.model_config_checks import ModelConfigError
-from sgling.srt.config.model_config_readers import read_json, read_number, read_positive
+from sgling.srt.config.model_config_readers import (
+    read_above_zero,
+    read_json,
+    read_layer_count,
+    read_names,
+    read_positive,
+)
 
 ARCHITECTURES = ("Qwen3DSparkModel", "LingDSparkModel", "DSparkDraftModel")
 MAX_BLOCK_SIZE = 16
@@ -122,14 +129,14 @@ class DSparkConfig:
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> DSparkConfig:
         """Build from the contents of config.json; raises :class:`ModelConfigError`."""
-        raw = {**config, **(config.get("dflash_config") or {}), **(config.get("dspark_config") or {})}
-        num_layers = read_positive(raw, "num_hidden_layers")
+        raw = {**config, **read_section(config, "dflash_config"), **read_section(config, "dspark_config")}
+        num_layers = read_layer_count(raw)
         attention = read_attention(raw)
         rank, head_type = read_markov(raw)
         confidence = read_flag(raw, "enable_confidence_head", False)
         drafter = cls(
             architecture=_read_architecture(raw),
-            rms_norm_eps=read_number(raw, "rms_norm_eps", 1e-6),
+            rms_norm_eps=read_above_zero(raw, "rms_norm_eps", 1e-6),
             attention=_shape(attention),
             rope=RopeShape(*read_rope(raw, attention)),
             layers=tuple(LayerAttention(*layer) for layer in read_layers(raw, num_layers)),
@@ -198,7 +205,7 @@ def _shape(sizes: dict[str, int]) -> DenseShape | LatentShape:
 
 
 def _read_architecture(raw: Mapping[str, Any]) -> str:
-    names = raw.get("architectures")
+    names = read_names(raw, "architectures")
     if not names or names[0] not in ARCHITECTURES:
         raise ModelConfigError(f"config.json: architectures={names!r}: DSpark drafters are {', '.join(ARCHITECTURES)}")
     return names[0]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sgling.srt.config.model_config_checks import ModelConfigError, check_rope
-from sgling.srt.config.model_config_readers import read_number, read_positive, read_rope_theta
+from sgling.srt.config.model_config_readers import read_names, read_number, read_positive, read_rope_theta
 
 MARKOV_TYPES = ("vanilla", "gated", "rnn")
 _REFUSED = {  # key -> values that ask for nothing
@@ -18,6 +18,14 @@ _REFUSED = {  # key -> values that ask for nothing
     "compression_config": (),
     "logits_mup_width_multiplier": (1, 1.0),
 }
+
+
+def read_section(config: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A nested object under ``key``; empty where the key is absent or null."""
+    value = config.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise ModelConfigError(f"config.json: {key}={value!r}: must be an object")
+    return value or {}
 
 
 def read_attention(raw: Mapping[str, Any]) -> dict[str, int]:
@@ -74,7 +82,7 @@ def _read_neox(raw: Mapping[str, Any]) -> bool:
 
 def read_layers(raw: Mapping[str, Any], num_layers: int) -> list[tuple[bool, int | None]]:
     """(causal, window) of each layer: full attention sees its whole block, sliding attention is causal by default."""
-    kinds = raw.get("layer_types") or ["full_attention"] * num_layers
+    kinds = read_names(raw, "layer_types") or ["full_attention"] * num_layers
     if len(kinds) != num_layers or any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
         raise ModelConfigError(
             f"config.json: layer_types={kinds!r}: needs {num_layers} of full_attention, sliding_attention"

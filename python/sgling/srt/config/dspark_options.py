@@ -87,5 +87,6 @@ def dspark_options(args, drafter: DSparkConfig) -> DSparkOptions:
 def refuse_dspark_flags(args) -> None:
     """Raise for a flag of the block drafter when another algorithm runs."""
     for name in DSPARK_ONLY:
-        if getattr(args, name):
+        value = getattr(args, name)
+        if value is not None and value is not False:  # 0 asks for something too
             raise ServerArgsError(f"--{name.replace('_', '-')}: only with --speculative-algorithm DSPARK")

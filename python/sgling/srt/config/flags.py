@@ -126,7 +126,26 @@ def field_types(cls: type) -> dict[str, FieldType]:
     return found
 
 
-_READERS: dict[type, Callable] = {int: parse_int, dict: parse_json_object}
+_READERS: dict[type, tuple[Callable, str]] = {
+    int: (parse_int, "an integer"),
+    float: (float, "a number"),
+    dict: (parse_json_object, "a JSON object"),
+    str: (str, "text"),
+}
+
+
+def _argument_reader(kind: type) -> Callable[[str], object]:
+    """What argparse calls; its errors say what was wanted."""
+    reader, wanted = _READERS[kind]
+
+    def read(text: str):
+        try:
+            return reader(text)
+        except (ValueError, RecursionError):
+            shown = repr(text) if len(text) <= 80 else f"{text[:80]!r}..."
+            raise argparse.ArgumentTypeError(f"{shown} is not {wanted}") from None
+
+    return read
 
 
 def _add_argument(parser: argparse.ArgumentParser, field: dataclasses.Field, spec: FlagSpec, kind: FieldType) -> None:
@@ -137,8 +156,7 @@ def _add_argument(parser: argparse.ArgumentParser, field: dataclasses.Field, spe
     if kind.base is bool:
         options["action"] = "store_true"
     else:
-        reader = _READERS.get(kind.base, kind.base)
-        options.update(type=reader, choices=spec.choices, metavar=kind.base.__name__.upper())
+        options.update(type=_argument_reader(kind.base), choices=spec.choices, metavar=kind.base.__name__.upper())
         if spec.choices:
             options.pop("metavar")
         if kind.is_list:

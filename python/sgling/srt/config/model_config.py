@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,12 @@ from sgling.srt.config.model_config_checks import ModelConfigError, check_suppor
 from sgling.srt.config.model_config_readers import (
     merge_overrides,
     native_names,
+    read_above_zero,
     read_dtype,
     read_eos_ids,
     read_first_k_dense,
     read_json,
+    read_layer_count,
     read_layer_types,
     read_limits,
     read_nextn_layers,
@@ -36,6 +38,11 @@ class GenerationDefaults:
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
+
+    def values(self) -> dict[str, float]:
+        """What the file says, in the words of requests: its ``top_k`` 0 means off."""
+        found = {name: value for name, value in asdict(self).items() if value is not None}
+        return {**found, "top_k": -1} if found.get("top_k") == 0 else found
 
 
 @dataclass(frozen=True)
@@ -117,7 +124,7 @@ class ModelConfig:
         """
         raw = native_names(config)
         check_supported(raw)
-        num_layers = read_positive(raw, "num_hidden_layers")
+        num_layers = read_layer_count(raw)
         model = cls(
             architecture=(raw.get("architectures") or ("BailingMoeV3ForCausalLM",))[0],
             num_hidden_layers=num_layers,
@@ -130,7 +137,7 @@ class ModelConfig:
             q_lora_rank=None if raw.get("q_lora_rank") is None else read_positive(raw, "q_lora_rank"),
             rope_theta=read_rope_theta(raw),
             routed_scaling_factor=read_number(raw, "routed_scaling_factor", 1.0),
-            rms_norm_eps=read_number(raw, "rms_norm_eps", 1e-6),
+            rms_norm_eps=read_above_zero(raw, "rms_norm_eps", 1e-6),
             kda_lower_bound=read_number(raw, "kda_lower_bound", -5.0),
             short_conv_kernel_size=raw.get("short_conv_kernel_size") or 4,
             num_nextn_predict_layers=read_nextn_layers(raw),

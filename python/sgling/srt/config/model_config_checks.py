@@ -71,7 +71,9 @@ def check_supported(raw: Mapping[str, Any]) -> None:
 
 def _check_architecture(raw: Mapping[str, Any]) -> None:
     names = raw.get("architectures")
-    if names is None and raw.get("model_type") is None:
+    if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ModelConfigError(f"config.json: architectures={names!r}: must be a list of names")
+    if not names and raw.get("model_type") is None:
         raise ModelConfigError("config.json: neither 'architectures' nor 'model_type' is given")
     for name in names or ():
         if name not in SUPPORTED_ARCHITECTURES:

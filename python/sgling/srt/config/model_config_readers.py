@@ -18,6 +18,8 @@ from typing import Any
 
 from sgling.srt.config.model_config_checks import ModelConfigError
 
+MOST_LAYERS = 10_000
+LARGEST_NUMBER = 1e30  # far from infinite in fp32
 _TRANSFORMERS_NAMES = {
     "num_experts_per_token": "num_experts_per_tok",
     "num_expert_group": "n_group",
@@ -67,7 +69,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_layer_types(raw: Mapping[str, Any], num_layers: int) -> tuple[str, ...]:
     """Attention kind of each layer: an explicit list, else the group rule (incomplete last group: all MLA)."""
-    listed = raw.get("layer_types")
+    listed = read_names(raw, "layer_types")
     if listed is not None:
         kinds = {"linear_attention": "kda", "full_attention": "mla"}
         if len(listed) != num_layers or any(kind not in kinds for kind in listed):
@@ -82,14 +84,14 @@ def read_layer_types(raw: Mapping[str, Any], num_layers: int) -> tuple[str, ...]
 
 def read_first_k_dense(raw: Mapping[str, Any], num_layers: int) -> int:
     """Number of leading layers with a dense FFN, from the count or from an explicit list."""
-    listed = raw.get("mlp_layer_types")
+    listed = read_names(raw, "mlp_layer_types")
     if listed is None:
         count = raw.get("first_k_dense_replace", 0)
         if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= num_layers:
             raise ModelConfigError(f"config.json: first_k_dense_replace={count!r}: must lie in 0..{num_layers}")
         return count
-    count = list(listed).count("dense")
-    if list(listed) != ["dense"] * count + ["sparse"] * (num_layers - count):
+    count = listed.count("dense")
+    if listed != ["dense"] * count + ["sparse"] * (num_layers - count):
         raise ModelConfigError(f"config.json: mlp_layer_types={listed!r}: dense layers must precede all sparse ones")
     return count
 
@@ -116,16 +118,40 @@ def read_limits(raw: Mapping[str, Any], key: str, num_layers: int) -> tuple[floa
 def read_rope_theta(raw: Mapping[str, Any]) -> float:
     """RoPE base, from ``rope_parameters`` where present (transformers), else the plain key."""
     nested = raw.get("rope_parameters") or {}
-    return read_number({"rope_theta": nested.get("rope_theta", raw.get("rope_theta"))}, "rope_theta", None)
+    return read_above_zero({"rope_theta": nested.get("rope_theta", raw.get("rope_theta"))}, "rope_theta", None)
 
 
 def read_number(raw: Mapping[str, Any], key: str, default: float | None) -> float:
     """Number under ``key``, or the default where the key is absent or null."""
     value = raw.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < LARGEST_NUMBER:
         raise ModelConfigError(f"config.json: {key}={value!r}: must be a number")
     return float(value)
+
+
+def read_above_zero(raw: Mapping[str, Any], key: str, default: float | None) -> float:
+    """As :func:`read_number`, for what is divided by or taken to a power."""
+    value = read_number(raw, key, default)
+    if value <= 0:
+        raise ModelConfigError(f"config.json: {key}={value!r}: must be above 0")
+    return value
+
+
+def read_layer_count(raw: Mapping[str, Any]) -> int:
+    """Number of trunk layers; a count no model has would only exhaust the memory."""
+    count = read_positive(raw, "num_hidden_layers")
+    if count > MOST_LAYERS:
+        raise ModelConfigError(f"config.json: num_hidden_layers={count}: at most {MOST_LAYERS}")
+    return count
+
+
+def read_names(raw: Mapping[str, Any], key: str) -> list[str] | None:
+    """List of names under ``key``, None where the key is absent or null."""
+    value = raw.get(key)
+    if value is not None and not (isinstance(value, list | tuple) and all(isinstance(name, str) for name in value)):
+        raise ModelConfigError(f"config.json: {key}={value!r}: must be a list of names")
+    return None if value is None else list(value)
 
 
 def read_nextn_layers(raw: Mapping[str, Any]) -> int:
@@ -147,9 +173,13 @@ def read_dtype(raw: Mapping[str, Any]) -> str:
 def read_eos_ids(raw: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
     """End-of-sequence ids of config.json, then further ones of generation_config.json."""
     ids: list[int] = []
-    for source in (raw, generation):
+    for file, source in (("config.json", raw), ("generation_config.json", generation)):
         value = source.get("eos_token_id")
-        ids += value if isinstance(value, list | tuple) else [] if value is None else [value]
+        found = value if isinstance(value, list | tuple) else [] if value is None else [value]
+        for token_id in found:
+            if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
+                raise ModelConfigError(f"{file}: eos_token_id={value!r}: must be one or several token ids")
+        ids += found
     return tuple(dict.fromkeys(ids))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from sgling.srt.config.args_model import ModelArgs
 from sgling.srt.config.args_runtime import GraphArgs, KernelArgs, MemoryArgs, ParallelArgs, ScheduleArgs
@@ -105,13 +105,14 @@ class ServerArgs(
         """The arguments with every automatic value decided. Logs a notice for each accepted hint."""
         spec = resolve_spec_config(self, is_embedded(self.model_path))
         _refuse_unbuilt(self)
+        _check_texts(self)
         _check_ranges(self)
         _check_attention(self, spec)
-        notices = _hint_notices(self)
-        for notice in notices:
-            logger.warning("%s", notice)
         device = _resolve_device(self)
         on_cpu = device["device"] == "cpu"
+        notices = (*_hint_notices(self), *_graph_notices(self, on_cpu))
+        for notice in notices:
+            logger.warning("%s", notice)
         spec = with_default_rollback(spec, self, on_cpu)
         values = {**device, **_speculative_fields(spec), "spec": spec, "notices": notices}
         defaults = {
@@ -175,6 +176,15 @@ def _hint_notices(args: ServerArgs) -> tuple[str, ...]:
     )
 
 
+def _graph_notices(args: ServerArgs, on_cpu: bool) -> Iterator[str]:
+    """Flags that say what to capture where nothing is captured."""
+    reason = "a CPU has no CUDA graphs" if on_cpu else "CUDA graphs are disabled"
+    if on_cpu or args.disable_cuda_graph or args.disable_decode_cuda_graph:
+        for name in ("cuda_graph_bs_decode", "cuda_graph_max_bs_decode", "cuda_graph_all_widths"):
+            if getattr(args, name):
+                yield f"{option_name(name)} accepted without effect: {reason}"
+
+
 def _speculative_fields(spec: SpecConfig) -> dict:
     """Speculative flags after resolution; all None when speculation is off, as upstream reports them."""
     on = spec.enabled
@@ -212,6 +222,19 @@ _RANGES = (
 )
 
 
+def _check_texts(args: ServerArgs) -> None:
+    """Empty texts are unset shell variables more often than wishes; a key must fit into a header."""
+    for field, spec in flag_fields(ServerArgs):
+        if spec.kind is Kind.SUPPORTED and getattr(args, field.name) == "":
+            raise ServerArgsError(f"{option_name(field.name)}: must not be empty")
+    for name in ("api_key", "admin_api_key"):
+        key = getattr(args, name)
+        if key is not None and not (key.isascii() and key.isprintable() and " " not in key):
+            raise ServerArgsError(f"{option_name(name)}: must be printable ASCII without blanks")
+    if args.skip_server_warmup and args.speculative_smoke == "on":
+        raise ServerArgsError("--speculative-smoke on contradicts --skip-server-warmup: the smoke is part of it")
+
+
 def _check_ranges(args: ServerArgs) -> None:
     for name, low, high, extra in _RANGES:
         value = getattr(args, name)
@@ -221,7 +244,12 @@ def _check_ranges(args: ServerArgs) -> None:
         raise ServerArgsError(f"{option_name(name)} {value}: must be {wanted}" + "".join(f" or {e}" for e in extra))
     if args.mem_fraction_static is not None and not 0 < args.mem_fraction_static < 1:
         raise ServerArgsError(f"--mem-fraction-static {args.mem_fraction_static}: must lie between 0 and 1")
-    if args.watchdog_timeout <= 0:
+    if any(size < 1 for size in args.cuda_graph_bs_decode or ()):
+        shown = " ".join(map(str, args.cuda_graph_bs_decode))
+        raise ServerArgsError(f"--cuda-graph-bs-decode {shown}: batch sizes must be at least 1")
+    if args.drain_timeout is not None and not args.drain_timeout >= 0:
+        raise ServerArgsError(f"--drain-timeout {args.drain_timeout}: must be at least 0")
+    if not args.watchdog_timeout > 0:
         raise ServerArgsError(f"--watchdog-timeout {args.watchdog_timeout}: must be positive")
 
 

@@ -101,6 +101,8 @@ def resolve_spec_config(args, embedded_model: bool) -> SpecConfig:
 def _resolve_depth(args, algorithm: str | None) -> str:
     """How the width of a step is chosen; raises where there is nothing to choose."""
     depth = "auto" if args.speculative_adaptive else args.speculative_depth
+    if args.speculative_adaptive and args.speculative_depth == "confidence":
+        raise ServerArgsError("--speculative-adaptive contradicts --speculative-depth confidence")
     if depth == "auto" and algorithm is None:
         raise ServerArgsError("--speculative-depth auto: only with --speculative-algorithm, and it is off")
     if depth == "confidence" and algorithm != "DSPARK":

@@ -21,7 +21,7 @@ import uvloop
 
 from sgling.srt.config.acceptance import read_acceptance, wants_smoke
 from sgling.srt.config.draft_model import acceptance_dir
-from sgling.srt.config.environ import force_shutdown
+from sgling.srt.config.environ import force_shutdown, read_environ
 from sgling.srt.config.flags import ServerArgsError
 from sgling.srt.config.server_args import ServerArgs
 from sgling.srt.entrypoints.app import AppParts, create_app
@@ -119,6 +119,10 @@ class Server:
             if await self._unless_ended(self._start(begin)):
                 await self._wait_for_end()
             ending = await self._end()
+        except ServerArgsError as error:  # found while starting: a damaged file
+            logger.error("%s", error)
+        except RequestError as error:
+            logger.error("The warm-up failed: %s", error.message)
         except Exception:
             if self._manager is None or self._manager.died is None:  # a scheduler has logged its own failure
                 logger.exception("The server failed")
@@ -172,8 +176,7 @@ class Server:
 
         Its traces in caches and statistics are flushed.
         """
-        body = {"sampling_params": {"temperature": 0.0, "max_new_tokens": 8}}
-        body |= {"input_ids": [0, 1, 2]} if self._manager.codec is None else {"text": "The capital of France is"}
+        body = self._manager.preparer.warm_up_body("The capital of France is", max_new_tokens=8)
         await self._manager.generate_once(GenerateReqInput.from_json(body))
         acceptance = read_acceptance(acceptance_dir(self._args, self._job.model_dir))
         if wants_smoke(self._args, acceptance):
@@ -243,14 +246,38 @@ class Server:
         if self._order is None or self._scheduler_ended.is_set():
             return await self._end_dead()
         if self._order is Ending.DRAINED:
-            logger.info("SIGTERM: draining")
-            drain = asyncio.create_task(self._drain())
-            while not drain.done() and self._order is Ending.DRAINED:
-                await asyncio.wait([drain], timeout=0.1)
-            drain.cancel()
-            if self._manager.died is not None:
-                return Ending.FAILED
+            return await self._end_drained()
         return self._order
+
+    async def _end_drained(self) -> Ending:
+        """Wait until every request has ended, a signal or the time limit says otherwise, or the engine is stuck."""
+        limit_s = self._args.drain_timeout
+        logger.info("SIGTERM: draining%s", "" if limit_s is None else f" for at most {limit_s:g} s")
+        deadline = None if limit_s is None else time.monotonic() + limit_s
+        drain, stuck = asyncio.create_task(self._drain()), asyncio.create_task(self._engine_is_stuck())
+        ending = None
+        while ending is None:
+            await asyncio.wait([drain, stuck], timeout=0.1, return_when=asyncio.FIRST_COMPLETED)
+            if self._order is not Ending.DRAINED:
+                ending = self._order
+            elif self._manager.died is not None or stuck.done():
+                ending = Ending.FAILED
+            elif drain.done():
+                ending = Ending.DRAINED
+            elif deadline is not None and time.monotonic() >= deadline:
+                logger.warning("--drain-timeout is over: %d requests are aborted", self._manager.num_live)
+                ending = Ending.TERMINATED
+        drain.cancel()
+        stuck.cancel()
+        return ending
+
+    async def _engine_is_stuck(self) -> None:
+        """Return when the engine has given no sign of life for the time a health probe waits."""
+        timeout_s = read_environ().health_check_timeout
+        while await self._manager.health_check(timeout_s):
+            await asyncio.sleep(timeout_s)
+        if self._manager.died is None:
+            logger.error("The engine gave no sign of life for %g s; what it was running is lost", timeout_s)
 
     async def _end_dead(self) -> Ending:
         """Stay for a moment, so that clients and probes see why."""

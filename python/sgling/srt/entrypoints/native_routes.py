@@ -81,7 +81,7 @@ async def tokenize(request: Request) -> Response:
     prompts = prompt if isinstance(prompt, list) else [prompt]
     if not all(isinstance(entry, str) for entry in prompts):
         raise RequestError(f"prompt must be a string or a list of strings, got {show(prompt)}")
-    tokens = [await manager.preparer.encode(entry) for entry in prompts]
+    tokens = await manager.preparer.encode(prompts)
     counts = [len(entry) for entry in tokens]
     single = not isinstance(prompt, list)
     return json_response(

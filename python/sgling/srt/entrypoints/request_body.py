@@ -8,6 +8,9 @@ from typing import Any
 from fastapi import Request
 
 from sgling.srt.entrypoints.errors import BodyError
+from sgling.srt.managers.generate_req import show
+
+MAX_BODY = 2**28  # bytes
 
 
 async def read_json(request: Request) -> Any:
@@ -17,8 +20,8 @@ async def read_json(request: Request) -> Any:
     """
     content_type = request.headers.get("content-type", "application/json").split(";")[0].strip().lower()
     if content_type != "application/json" and not content_type.endswith("+json"):
-        raise BodyError(f"The content type must be application/json, got {content_type!r}")
-    raw = await request.body()
+        raise BodyError(f"The content type must be application/json, got {show(content_type)}")
+    raw = await _read_all(request)
     if not raw:
         raise BodyError("The request has no body")
     try:
@@ -35,6 +38,20 @@ async def read_json(request: Request) -> Any:
         raise BodyError("The body is nested too deeply") from None
     except ValueError as error:
         raise BodyError(f"The body is not valid JSON: {error}") from None
+
+
+async def _read_all(request: Request) -> bytes:
+    """The body; one that is too long is read to its end without being kept, so that its client hears the answer."""
+    pieces, length = [], 0
+    async for piece in request.stream():
+        length += len(piece)
+        if length <= MAX_BODY:
+            pieces.append(piece)
+        else:
+            pieces.clear()
+    if length > MAX_BODY:
+        raise BodyError(f"The body has {length} bytes, at most {MAX_BODY} are read")
+    return b"".join(pieces)
 
 
 async def read_json_object(request: Request) -> dict:

@@ -7,12 +7,12 @@ ids gives the same text. While a stream runs, a tail that could be the start of 
 from __future__ import annotations
 
 import codecs
-import re
 from collections.abc import Sequence
 
 from sgling.srt.managers.io_struct import FinishReason
 from sgling.srt.managers.text_codec import TextCodec
 from sgling.srt.sampling.sampling_params import SamplingParams
+from sgling.srt.sampling.stop_regex import compile_stop_regex
 
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
@@ -41,12 +41,15 @@ class StopPrefix:
         return self.length
 
 
-def stop_start(text: str, matched: str, params: SamplingParams) -> int:
-    """Where the stop string, or the text a stop regex matched, begins; the text's length when it is not there."""
+def stop_start(text: str, matched: str, params: SamplingParams, last_bytes: int) -> int:
+    """Where the stop string, or the text a stop regex matched, begins; the text's length when it is not there.
+
+    ``last_bytes``: bytes of the token that completed it; the regexes are searched as they were after that token.
+    """
     if matched in params.stop:
         start = text.find(matched)
         return len(text) if start < 0 else start
-    matches = [re.search(pattern, text) for pattern in params.stop_regex]
+    matches = [compile_stop_regex(pattern).search(text, last_bytes) for pattern in params.stop_regex]
     return min((m.start() for m in matches if m and m.group() == matched), default=len(text))
 
 
@@ -82,12 +85,14 @@ class IncrementalDetokenizer:
         matched = finish.matched if finish is not None and self._trim else None
         if isinstance(matched, int) and ids and ids[-1] == matched:
             ids = ids[:-1]
-        piece = self._decoder.decode(self._codec.join(ids, self._params.skip_special_tokens), final=finish is not None)
+        last = finish is not None and not isinstance(matched, str)  # behind a stop string nothing is shown
+        piece = self._decoder.decode(self._codec.join(ids, self._params.skip_special_tokens), final=last)
         self._text += piece
         held = max((stop.feed(piece) for stop in self._stops), default=0)
         if finish is not None:
             held = 0
             if isinstance(matched, str):
-                self._text = self._text[: stop_start(self._text, matched, self._params)]
+                last_bytes = len(self._codec.join(ids[-1:], self._params.skip_special_tokens))
+                self._text = self._text[: stop_start(self._text, matched, self._params, last_bytes)]
         self._shown_len = len(self._text) - held
         return self.text

@@ -8,19 +8,18 @@ length.
 from __future__ import annotations
 
 import codecs
-import re
 
 from sgling.srt.managers.io_struct import FinishReason
 from sgling.srt.managers.text_codec import TextCodec
 from sgling.srt.sampling.sampling_params import SamplingParams
+from sgling.srt.sampling.stop_regex import compile_stop_regex
 
 
 class StopMatcher:
     """Finds stop strings and regexes in the text of a growing output; for strings linear in its length.
 
     The text is the one the client sees: same codec, and an incomplete character waits for its rest. Strings are
-    searched in a tail one character shorter than the longest stop plus the new piece; a regex sees the whole text,
-    since its match length has no bound.
+    searched in a tail one character shorter than the longest stop plus the new piece, a regex in its own window.
     """
 
     def __init__(self, params: SamplingParams, codec: TextCodec):
@@ -28,21 +27,21 @@ class StopMatcher:
         self._skip_special_tokens = params.skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._stops = list(params.stop or [])
-        self._regexes = [re.compile(pattern) for pattern in params.stop_regex or []]
+        self._regexes = [compile_stop_regex(pattern) for pattern in params.stop_regex or []]
         self._tail_len = max((len(stop) for stop in self._stops), default=1) - 1
         self._text = ""
 
     def step(self, token_id: int) -> str | None:
         """Append one token; returns the stop (or the text a regex matched) that is now complete."""
-        piece = self._decoder.decode(self._codec.join((token_id,), self._skip_special_tokens))
+        new = self._codec.join((token_id,), self._skip_special_tokens)
+        piece = self._decoder.decode(new)
         if not piece:
             return None
         keep = self._text if self._regexes else self._text[max(0, len(self._text) - self._tail_len) :]
         self._text = keep + piece
         hits = [(self._text.find(stop), stop) for stop in self._stops]
-        hits += [
-            (m.start(), m.group()) for m in (regex.search(self._text) for regex in self._regexes) if m and m.group()
-        ]
+        matches = [regex.search(self._text, len(new)) for regex in self._regexes]
+        hits += [(match.start(), match.group()) for match in matches if match]
         found = [hit for hit in hits if hit[0] >= 0]
         return min(found)[1] if found else None
 

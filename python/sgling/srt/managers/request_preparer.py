@@ -11,12 +11,18 @@ from sgling.srt.config.server_args import ServerArgs
 from sgling.srt.managers.detokenizer import IncrementalDetokenizer
 from sgling.srt.managers.generate_req import GenerateReqInput, RequestError, RequestItem
 from sgling.srt.managers.io_struct import SchedulerReady, TokenizedGenerateReqInput
-from sgling.srt.managers.request_validator import RequestLimits, context_reserve, read_params, tokenized_request
+from sgling.srt.managers.request_validator import (
+    RequestLimits,
+    context_reserve,
+    read_params,
+    refuse_hopeless,
+    tokenized_request,
+)
 from sgling.srt.managers.response import ResponseBuilder, ResponseOptions
 from sgling.srt.managers.text_codec import TextCodec
 from sgling.srt.sampling.sampling_params import SamplingParams
 
-THREAD_TEXT_LEN = 20_000  # characters; longer prompts are tokenised in a thread, so that streams go on meanwhile
+THREAD_TEXT_LEN = 20_000  # characters; more are tokenised in a thread, so that streams go on meanwhile
 
 
 class Prepared(NamedTuple):
@@ -42,6 +48,15 @@ class RequestPreparer:
         width = self._args.spec.width
         self._limits = RequestLimits(self._vocab_size, info.context_len, info.max_req_input_len, reserve, width)
 
+    def warm_up_body(self, text: str, max_new_tokens: int) -> dict:
+        """A greedy native request that any server can serve: as much of text and answer as its limits leave room."""
+        limits = self._limits
+        ids = [0, 1, 2] if self._codec is None else self._codec.encode(text)
+        ids = ids[: limits.longest_prompt]
+        room = limits.context_len - limits.reserve - len(ids)
+        params = {"temperature": 0.0, "max_new_tokens": min(max_new_tokens, room)}
+        return {"input_ids": ids, "sampling_params": params}
+
     async def prepare(self, obj: GenerateReqInput) -> list[Prepared]:
         """All completions of a request, prompt-major; raises :class:`RequestError` when one of them is refused."""
         items = obj.items(self._read_params)
@@ -57,20 +72,22 @@ class RequestPreparer:
 
     async def _tokenize(self, items: list[RequestItem]) -> list[list[int]]:
         """Token ids of every item; the choices of one prompt share a list. Ids win over text."""
-        known: dict[str, list[int]] = {}
-        for item in items:
-            if item.input_ids is None and item.text not in known:
-                known[item.text] = await self.encode(item.text)
+        texts = list(dict.fromkeys(item.text for item in items if item.input_ids is None))
+        for text in texts if self._codec is not None else ():
+            refuse_hopeless(text, self._codec, self._limits)
+        known = dict(zip(texts, await self.encode(texts), strict=True))
         return [known[item.text] if item.input_ids is None else item.input_ids for item in items]
 
-    async def encode(self, text: str) -> list[int]:
-        """Token ids of a text; raises :class:`RequestError` without a tokenizer or for invalid Unicode."""
+    async def encode(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of each text; raises :class:`RequestError` without a tokenizer or for invalid Unicode."""
+        if not texts:
+            return []
         if self._codec is None:
             raise RequestError("text needs a tokenizer and this server has none; send input_ids")
         try:
-            if len(text) < THREAD_TEXT_LEN:
-                return self._codec.encode(text)
-            return await asyncio.to_thread(self._codec.encode, text)
+            if sum(map(len, texts)) < THREAD_TEXT_LEN:
+                return self._codec.encode_all(texts)
+            return await asyncio.to_thread(self._codec.encode_all, texts)
         except UnicodeEncodeError as error:
             raise RequestError("text is not valid Unicode (it holds a lone surrogate)") from error
 

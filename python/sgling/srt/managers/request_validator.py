@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 from sgling.srt.config.spec_config import SpecConfig
 from sgling.srt.managers.generate_req import RequestError, RequestItem, show
 from sgling.srt.managers.io_struct import TokenizedGenerateReqInput
+from sgling.srt.managers.text_codec import TextCodec
 from sgling.srt.sampling.sampling_params import SamplingParams, SamplingParamsError
 
+SURELY_TOKENISED = 100_000  # characters; a text that short is not judged by its length
 MAX_TOP_LOGPROBS = 1024  # documented maximum of top_logprobs_num on every route (or the vocabulary, if smaller)
 
 
@@ -31,6 +33,11 @@ class RequestLimits(NamedTuple):
     max_req_input_len: int
     reserve: int
     max_width: int
+
+    @property
+    def longest_prompt(self) -> int:
+        """Most tokens a prompt may have."""
+        return min(self.context_len - self.reserve - 1, self.max_req_input_len)
 
 
 def context_reserve(spec: SpecConfig) -> int:
@@ -79,6 +86,15 @@ def tokenized_request(
     )
 
 
+def refuse_hopeless(text: str, codec: TextCodec, limits: RequestLimits) -> None:
+    """Refuse a text that is too long however it is tokenised: tokenising tens of megabytes takes minutes."""
+    if len(text) <= SURELY_TOKENISED:
+        return
+    most = codec.most_chars_per_token
+    if most is not None and len(text) > most * limits.longest_prompt:
+        raise RequestError(_too_long(-(-len(text) // most), limits, "at least "))
+
+
 def _check_vocabulary(name: str, ids: list[int], vocab_size: int) -> None:
     for token_id in ids:
         if not 0 <= token_id < vocab_size:
@@ -89,7 +105,7 @@ def _check_lengths(item: RequestItem, input_ids: list[int], limits: RequestLimit
     """Apply the length rules."""
     if not input_ids:
         raise RequestError("The prompt is empty")
-    if len(input_ids) > min(limits.context_len - limits.reserve - 1, limits.max_req_input_len):
+    if len(input_ids) > limits.longest_prompt:
         raise RequestError(_too_long(len(input_ids), limits))
     wanted = item.sampling_params.max_new_tokens
     total = len(input_ids) + limits.reserve + (wanted or 0)
@@ -101,14 +117,14 @@ def _check_lengths(item: RequestItem, input_ids: list[int], limits: RequestLimit
         )
 
 
-def _too_long(length: int, limits: RequestLimits) -> str:
+def _too_long(length: int, limits: RequestLimits, about: str = "") -> str:
     if length + limits.reserve >= limits.context_len:
         reserve = f" plus {limits.reserve} tokens reserved for drafts" if limits.reserve else ""
         return (
-            f"The input ({length} tokens{reserve}) is longer than the model's maximum context length "
+            f"The input ({about}{length} tokens{reserve}) is longer than the model's maximum context length "
             f"({limits.context_len} tokens)"
         )
-    return f"The input ({length} tokens) exceeds the maximum allowed length ({limits.max_req_input_len} tokens)"
+    return f"The input ({about}{length} tokens) exceeds the maximum allowed length ({limits.max_req_input_len} tokens)"
 
 
 def _check_logprobs(item: RequestItem, prompt_len: int, vocab_size: int) -> None:

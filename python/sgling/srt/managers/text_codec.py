@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
+
+from sgling.srt.config.flags import ServerArgsError
 
 TOKENIZER_FILE = "tokenizer.json"
 
@@ -23,20 +26,39 @@ class TextCodec:
         tokenizer: a ``tokenizers.Tokenizer`` or a transformers fast tokenizer.
 
     Raises:
-        ValueError: the tokenizer is not byte-level (its tokens are no byte strings).
+        ServerArgsError: the tokenizer is not byte-level (its tokens are no byte strings).
     """
 
     def __init__(self, tokenizer: Any):
         self.backend = getattr(tokenizer, "backend_tokenizer", tokenizer)
         if "ByteLevel" not in _decoder_types(self.backend):
-            raise ValueError("only byte-level tokenizers are supported: the tokenizer's decoder is not ByteLevel")
+            raise ServerArgsError("only byte-level tokenizers are supported: the tokenizer's decoder is not ByteLevel")
         self.special_ids = frozenset(i for i, t in self.backend.get_added_tokens_decoder().items() if t.special)
         self._bytes: dict[int, bytes] = {}
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with the tokenizer's own special tokens; UnicodeEncodeError for lone surrogates."""
-        text.encode()
-        return self.backend.encode_batch([text])[0].ids  # unlike encode, this lets other threads run
+        return self.encode_all([text])[0]
+
+    def encode_all(self, texts: list[str]) -> list[list[int]]:
+        """As :meth:`encode`, for many texts."""
+        for text in texts:
+            text.encode()
+        return [encoding.ids for encoding in self.backend.encode_batch(texts)]  # unlike encode, lets other threads run
+
+    @cached_property
+    def most_chars_per_token(self) -> int | None:
+        """Characters of text one token stands for, at most; None where the tokenizer may drop any number of them.
+
+        A token of n bytes is n characters at most, before normalisation; NFC makes one of four at most.
+        """
+        state = json.loads(self.backend.to_str())
+        normalizer = (state["normalizer"] or {"type": None})["type"]
+        dropping = any(token["lstrip"] or token["rstrip"] for token in state["added_tokens"])
+        if normalizer not in (None, "NFC") or dropping or not _keeps_text(state["pre_tokenizer"]):
+            return None
+        longest = max(len(self.token_bytes(i)) for i in self.backend.get_vocab(with_added_tokens=True).values())
+        return longest * (4 if normalizer else 1)
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of one token; empty for ids the tokenizer does not know (padding rows of the vocabulary)."""
@@ -59,13 +81,13 @@ class TextCodec:
 def load_tokenizer(directory: Path) -> Tokenizer:
     """The tokenizer of a directory, without any truncation or padding that its file may ask for.
 
-    Raises ValueError naming the file when it cannot be read.
+    Raises ServerArgsError naming the file when it cannot be read.
     """
     path = directory / TOKENIZER_FILE
     try:
         tokenizer = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing narrower
-        raise ValueError(f"{path}: not a tokenizer: {error}") from error
+        raise ServerArgsError(f"{path}: not a tokenizer: {error}") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
@@ -74,6 +96,15 @@ def load_tokenizer(directory: Path) -> Tokenizer:
 def find_tokenizer(directory: Path) -> Path | None:
     """The directory if it holds a tokenizer, else None: such a model serves token ids only."""
     return directory if (directory / TOKENIZER_FILE).is_file() else None
+
+
+def _keeps_text(pre_tokenizer: dict | None) -> bool:
+    """Whether a pre-tokenizer passes every character on."""
+    if pre_tokenizer is None or pre_tokenizer["type"] in ("ByteLevel", "Digits"):
+        return True
+    if pre_tokenizer["type"] == "Split":
+        return pre_tokenizer["behavior"] != "Removed"
+    return pre_tokenizer["type"] == "Sequence" and all(map(_keeps_text, pre_tokenizer["pretokenizers"]))
 
 
 def _decoder_types(backend: Any) -> set[str]:

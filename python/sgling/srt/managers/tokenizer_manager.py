@@ -257,10 +257,11 @@ class TokenizerManager:
         if self.died is not None:
             raise RequestError(f"The scheduler died: {self.died}", 503, "ServiceUnavailable")
         rids = [item.rid for item in items]
-        live = {completion.rid for completion in self._live.values()}
-        for rid in rids:
-            if rid in live or rid.startswith(HEALTH_RID_PREFIX):
-                raise RequestError(f"Duplicate request id: {rid!r} is still running")
+        live = {rid for completion in self._live.values() for rid in (completion.rid, completion.group_rid)}
+        for item in items:
+            for rid in (item.group_rid, item.rid):
+                if rid in live or rid.startswith(HEALTH_RID_PREFIX):
+                    raise RequestError(f"Duplicate request id: {rid!r} is still running")
         if len(set(rids)) != len(rids):
             raise RequestError(f"Duplicate request ids in the batch: {rids[:8]}")
         most = self.server_args.max_queued_requests

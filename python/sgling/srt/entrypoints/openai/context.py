@@ -12,7 +12,6 @@ from typing import Any
 
 from sgling.srt.config.model_path import resolve_model_path
 from sgling.srt.entrypoints.openai.errors import value_error
-from sgling.srt.entrypoints.openai.sampling import generation_defaults
 from sgling.srt.managers.tokenizer_manager import TokenizerManager
 from sgling.srt.parser.chat_template import ChatTemplate, ChatTemplateError
 from sgling.srt.parser.reasoning_parser import THINK_CLOSE, TOOL_OPEN
@@ -47,7 +46,7 @@ class ServingContext:
         template = load_template(args)
         source = "" if template is None else template.source
         preferred = dict(args.preferred_sampling_params or {})
-        from_model = generation_defaults(manager.model_config.generation) if args.sampling_defaults == "model" else {}
+        from_model = manager.model_config.generation.values() if args.sampling_defaults == "model" else {}
         return cls(
             manager=manager,
             template=template,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
-from sgling.srt.config.model_config import GenerationDefaults
 from sgling.srt.entrypoints.openai.errors import not_built
 from sgling.srt.entrypoints.openai.protocol import GenerationRequest
 from sgling.srt.managers.generate_req import RequestError
@@ -30,14 +28,6 @@ SAME_NAME = (
     "logit_bias",
 )
 RENAMED = {"seed": "sampling_seed", "min_tokens": "min_new_tokens"}
-
-
-def generation_defaults(found: GenerationDefaults) -> dict[str, Any]:
-    """Sampling defaults of a model's generation config; its ``top_k`` 0 means off."""
-    values = {name: value for name, value in asdict(found).items() if value is not None}
-    if values.get("top_k") == 0:
-        values["top_k"] = -1
-    return values
 
 
 def sampling_params(request: GenerationRequest, max_new_tokens: int | None, defaults: dict[str, Any]) -> SamplingParams:

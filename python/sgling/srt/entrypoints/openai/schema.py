@@ -38,7 +38,7 @@ def _summary(error: ValidationError) -> str:
     for fault in error.errors(include_url=False, include_context=False):
         text = fault["msg"].removeprefix("Value error, ")
         place = ".".join(str(part) for part in fault["loc"])
-        if not place or fault["type"] == "missing":
+        if not place or fault["type"] == "missing" or ", got " in text:
             faults.append(f"{place}: {text}" if place else text)
         else:
             faults.append(f"{place}: {text}, got {show(fault['input'])}")
