@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from sgling.srt.config.model_config import ModelConfig
 from sgling.srt.model_loader.errors import ModelLoadError
@@ -77,21 +77,44 @@ def read_header(file: Path) -> dict[str, StoredTensor]:
         with file.open("rb") as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
             header = json.loads(stream.read(length)) if length <= size - 8 else None
-    except (struct.error, ValueError) as error:
+    except (struct.error, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{file}: not a safetensors file: {error}") from error
     if header is None:
         raise ModelLoadError(f"{file}: cut off inside its header ({size} bytes)")
-    header.pop("__metadata__", None)
-    end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
+    try:
+        header.pop("__metadata__", None)
+        entries = {name: _HeaderEntry.read(entry) for name, entry in header.items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ModelLoadError(f"{file}: damaged header ({type(error).__name__}: {error})") from error
+    end = 8 + length + max((entry.end for entry in entries.values()), default=0)
     if end != size:
         raise ModelLoadError(f"{file}: holds {size} bytes, its header says {end}: the file is damaged or cut off")
-    return {name: StoredTensor(file, name, entry["dtype"], tuple(entry["shape"])) for name, entry in header.items()}
+    return {name: StoredTensor(file, name, entry.dtype, entry.shape) for name, entry in entries.items()}
+
+
+class _HeaderEntry(NamedTuple):
+    """What a file header says of one tensor; ``end``: its last byte, counted from the end of the header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    end: int
+
+    @classmethod
+    def read(cls, entry: dict[str, Any]) -> _HeaderEntry:
+        """Check an entry; errors are those of wrong types, or ValueError."""
+        shape, (begin, end) = tuple(entry["shape"]), entry["data_offsets"]
+        numbers = (*shape, begin, end)
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError(f"shape {shape} at bytes {begin} to {end}")
+        return cls(str(entry["dtype"]), shape, end)
 
 
 def _by_index(directory: Path, index: Path) -> dict[str, StoredTensor]:
     try:
         weight_map: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-    except (ValueError, KeyError, TypeError) as error:
+        if not all(isinstance(shard, str) for shard in weight_map.values()):
+            raise ValueError("shards must be file names")
+    except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise ModelLoadError(f"{index}: no valid index with a weight_map: {error}") from error
     headers: dict[str, dict[str, StoredTensor]] = {}
     for name in sorted(set(weight_map.values())):

@@ -108,7 +108,10 @@ class ChatTemplate:
     @classmethod
     def from_file(cls, path: str | Path, variables: dict[str, str] | None = None) -> ChatTemplate:
         """Read one template file."""
-        return cls(Path(path).read_text(encoding="utf-8"), variables)
+        try:
+            return cls(Path(path).read_text(encoding="utf-8"), variables)
+        except UnicodeDecodeError as error:
+            raise ChatTemplateError(f"{path}: not a chat template: {error}") from error
 
     @classmethod
     def from_dir(cls, path: str | Path) -> ChatTemplate:
@@ -122,7 +125,7 @@ class ChatTemplate:
         found = config.get("chat_template")
         if isinstance(found, str):
             return cls(found, variables)
-        named = {entry["name"]: entry["template"] for entry in found or ()}
+        named = _named_templates(directory, found)
         if "default" not in named:
             raise ChatTemplateError(f"{directory} has no chat template (chat_template.jinja or tokenizer_config.json)")
         return cls(named["default"], variables, named.get("tool_use"))
@@ -178,6 +181,18 @@ def _tokenizer_config(directory: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise ChatTemplateError(f"{path}: must hold a JSON object, holds {type(config).__name__}")
     return config
+
+
+def _named_templates(directory: Path, entries: Any) -> dict[str, str]:
+    """Templates of a list of named ones; none where there is no list."""
+    if entries is None:
+        return {}
+    fields = ("name", "template")
+    if isinstance(entries, list) and all(isinstance(entry, dict) for entry in entries):
+        pairs = [tuple(entry.get(field) for field in fields) for entry in entries]
+        if all(isinstance(text, str) for pair in pairs for text in pair):
+            return dict(pairs)
+    raise ChatTemplateError(f"{directory}/tokenizer_config.json: chat_template must be text or a list of named texts")
 
 
 def special_token_variables(tokenizer_config: dict[str, Any]) -> dict[str, str]:
