@@ -149,7 +149,7 @@ class GraphRunner:
         self._buckets = sorted(buckets)
         self._widths = sorted(widths)
         self._rows = torch.zeros(self._buckets[-1], dtype=torch.int64, device=runner.device)
-        # results [bucket, W tokens | accept length], copied to the host in one piece
+        # results [bucket, W tokens | accept length], copied out behind every step
         self._packed = torch.zeros(self._buckets[-1], self._widths[-1] + 1, dtype=torch.int64, device=runner.device)
         self._graphs: dict[GraphKey, torch.cuda.CUDAGraph] = {}
         self._pool = torch.cuda.graph_pool_handle()
@@ -267,7 +267,6 @@ class GraphRunner:
         count = len(step.req_pool_indices)
         bucket = next(size for size in self._buckets if size >= count)
         self._stage(step.req_pool_indices, bucket)
-        self._runner.fence_result()  # the previous result must have left the packed buffer
         static = self._static_step(bucket, step.width, variant_of(step.flags))
         self._worker.metadata.before_step(static, padded=count < bucket)
         packed = self._packed[:count, : step.width + 1]
@@ -276,6 +275,7 @@ class GraphRunner:
                 functions[0](step._replace(packed=packed))
             else:
                 self._graphs[GraphKey(name, bucket, step.width, static.flags)].replay()
+        packed = packed.clone()  # the next step packs over it, and must not wait until the host's copy has left
         return StepOutput(packed[:, :-1], packed[:, -1], None, None, packed)
 
     def _stage(self, rows: torch.Tensor, bucket: int) -> None:

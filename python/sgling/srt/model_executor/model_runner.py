@@ -89,7 +89,7 @@ class ModelRunner:
 
     def _start_streams(self) -> None:
         """Forward and copy stream of a GPU; all writes are on one stream, so rows and slots can be reused."""
-        self.forward_stream = self._copy_stream = self.device_clock = self._copy_done = None
+        self.forward_stream = self._copy_stream = self.device_clock = None
         if self.device != "cuda":
             return
         self.forward_stream, self._copy_stream = torch.cuda.Stream(), torch.cuda.Stream()
@@ -185,14 +185,7 @@ class ModelRunner:
 
     def copy_result(self, output: StepOutput) -> ResultHandle:
         """Start copying a step's result to the host."""
-        handle = ResultHandle(output, self._copy_stream, self.device_clock)
-        self._copy_done = handle.copy_done
-        return handle
-
-    def fence_result(self) -> None:
-        """Let the device (not the host) wait until the previous result has left the buffer it was packed in."""
-        if self._copy_done is not None:
-            torch.cuda.current_stream().wait_event(self._copy_done)
+        return ResultHandle(output, self._copy_stream, self.device_clock)
 
 
 def _token_map(args: ServerArgs, config: ModelConfig) -> tuple[int, ...]:
