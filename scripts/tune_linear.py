@@ -1,11 +1,11 @@
-"""Measure where the weights and tokens of a small-M product wait best: in registers or in shared memory.
+"""Measure where the weights of a small-M product wait best: in registers or in shared memory.
 
     python scripts/tune_linear.py                # table on the screen
     python scripts/tune_linear.py --write        # and into sgling_kernel/linear/measured.json, read at the first call
 
 Weights are cold: captured chains of equal products rotate over eight or more copies and 300 MB or more. How K is cut
-and every order of a sum are numerics and are not tuned. Only products with a choice are measured: K = 2,560 (parked,
-staged, folded, spread), K = 5,120 (streamed), gated products of few heads (paired, shared).
+and every order of a sum are numerics and are not tuned. Only products with a choice are measured: K = 2,560 (parked)
+and K = 5,120 (streamed).
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from sgling_kernel.linear import cuda
 from sgling_kernel.linear.table import MARGIN, MEASURED, ROW_STEPS, Form
 from sgling_kernel.timing import graph_us
 
-TILES = ("parked", "staged", "folded")
-PLAIN, GATED = (*TILES, "spread"), ("paired", "shared")
-# outputs, width of one of four ranks, and the forms beside "held"
-SHAPES = (
-    (5128, 2560, PLAIN), (2120, 2560, PLAIN), (3072, 2560, PLAIN), (512, 2560, TILES), (10240, 2560, TILES),
-    (2560, 5120, ("streamed",)), (2560, 1024, GATED),
+# outputs and width of one of four ranks, and the form beside "held"
+SHAPES: tuple[tuple[int, int, Form], ...] = (
+    (5128, 2560, "parked"), (2120, 2560, "parked"), (3072, 2560, "parked"), (512, 2560, "parked"),
+    (10240, 2560, "parked"), (2560, 5120, "streamed"),
 )  # fmt: skip
-HEAD_DIM, COLD_BYTES, MIN_COPIES, CALLS, GROUPS = 128, 300e6, 8, 96, 9
+COLD_BYTES, MIN_COPIES, CALLS, GROUPS = 300e6, 8, 96, 9
 
 
 def chain_us(call: Callable[[torch.Tensor], torch.Tensor], weights: list[torch.Tensor]) -> float:
@@ -48,23 +46,15 @@ def product(rows: int, width: int, form: Form) -> Callable[[torch.Tensor], torch
     return lambda w: cuda.small_m_linear(x, w, torch.bfloat16, form)
 
 
-def gated(rows: int, width: int, form: Form) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Likewise of a gated product."""
-    x, norm = torch.randn(rows, width, device="cuda").bfloat16(), torch.ones(HEAD_DIM, device="cuda").bfloat16()
-    o = x.view(rows, -1, HEAD_DIM)
-    return lambda w: cuda.gated_linear(o, x, norm, 1e-6, w, form)
-
-
-def measure(outputs: int, width: int, others: tuple[Form, ...]) -> list[dict]:
+def measure(outputs: int, width: int, other: Form) -> list[dict]:
     """Lines of the table for one weight shape."""
     copies = max(MIN_COPIES, int(-(-COLD_BYTES // (2 * outputs * width))))
     weights = [torch.randn(outputs, width, device="cuda").bfloat16() for _ in range(copies)]
-    make, lines = gated if others == GATED else product, []
+    lines = []
     for rows in ROW_STEPS:
-        times = {f"{form}_us": round(chain_us(make(rows, width, form), weights), 2) for form in ("held", *others)}
+        times = {f"{form}_us": round(chain_us(product(rows, width, form), weights), 2) for form in ("held", other)}
         shape = {"gpu": torch.cuda.get_device_name(), "outputs": outputs, "width": width, "rows": rows}
-        line = {**shape, **({"gated": True} if others == GATED else {}), **times}
-        lines.append(line | {"date": time.strftime("%Y-%m-%d")})
+        lines.append({**shape, **times, "date": time.strftime("%Y-%m-%d")})
         print(json.dumps(lines[-1]), flush=True)
     return lines
 

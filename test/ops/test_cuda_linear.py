@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from ops.kda_case import same_bits
 from sgling_kernel import cuda as runtime
 from sgling_kernel import dispatch
 from sgling_kernel.linear import cuda, gated_linear, linear, linear_fp32, reference, table
@@ -17,12 +18,6 @@ GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
 SHAPES = [(16, 64), (40, 320), (24, 1024)] if not GPU else [(16, 64), (5128, 2560), (2560, 1024), (2560, 5120)]
 WIDE = [(16, 1536), (8, 2560), (8, 2720), (8, 5184)]  # every slicing and both ways to keep weights
-# tokens in shared memory: an even share of one, two and three tiles of weight rows, the last CTA with fewer
-STAGED = [("staged", 24), ("folded", 24), ("spread", 22), ("spread", 58), ("spread", 107)]
-if GPU:
-    STAGED = [(form, outputs) for form in ("staged", "folded", "spread") for outputs in (512, 2120, 5128)]
-STAGED_WIDTH = 2560
-TOKEN_COUNTS = [1, 6, 8, 9, 12, 16, 17, 24, 33]  # every group of tokens, full and not; two passes
 STREAMED = [(147, 2560), (70, 5120)] if not GPU else [(39296, 2560), (2560, 5120)]
 
 
@@ -59,34 +54,6 @@ def test_every_slicing_and_where_weights_wait_changes_no_bit(outputs, width, row
     results = [cuda.small_m_linear(x, w, torch.float32, form) for form in ("held", "parked")]
     torch.testing.assert_close(results[0].double(), x.double() @ w.double().t(), atol=1e-4, rtol=1e-4)
     assert torch.equal(*results)
-
-
-@pytest.mark.parametrize(("form", "outputs"), STAGED)
-@pytest.mark.parametrize("rows", TOKEN_COUNTS)
-def test_tokens_in_shared_memory_change_no_bit(rows, form, outputs):
-    """An incomplete tile of weight rows, strided tokens, a row of NaN, and whatever lies where no token was copied."""
-    x, w = operands(rows, outputs, STAGED_WIDTH, pad=8)
-    x[rows // 2] = float("nan")
-    want = cuda.small_m_linear(x, w, torch.float32, "held")
-    for dtype in (torch.float32, torch.bfloat16):
-        got = cuda.small_m_linear(x, w, dtype, form)
-        torch.testing.assert_close(got, want.to(dtype), atol=0, rtol=0, equal_nan=True)
-        assert torch.equal(got.isnan().all(1), torch.arange(rows) == rows // 2)
-
-
-@pytest.mark.parametrize("form", ["staged", "folded", "spread"])
-def test_a_row_among_staged_tokens_depends_on_itself_alone(form):
-    x, w = operands(33, 16, STAGED_WIDTH)
-    alone = torch.cat([cuda.small_m_linear(x[i : i + 1], w, torch.float32, form) for i in range(33)])
-    for count in TOKEN_COUNTS:
-        picked = torch.randperm(33)[:count]
-        assert torch.equal(cuda.small_m_linear(x[picked], w, torch.float32, form), alone[picked])
-
-
-def test_other_widths_and_more_rows_than_a_multiprocessor_takes_are_refused():
-    for outputs, width, form in ((16, 1024, "staged"), (49 * 3 if not GPU else 10240, STAGED_WIDTH, "spread")):
-        with pytest.raises(RuntimeError, match="staged"):
-            cuda.small_m_linear(*operands(3, outputs, width), torch.float32, form)
 
 
 @pytest.mark.parametrize(("outputs", "width"), STREAMED)
@@ -191,29 +158,16 @@ def test_gated_product_equals_its_reference_and_is_close_to_the_two_node_form(he
     assert (got.float() - two_nodes.float()).norm() / two_nodes.float().norm() < 0.006
 
 
-@pytest.mark.parametrize("heads", [2, 4, 8])
-@pytest.mark.parametrize("rows", [1, 6, 9, 12, 17, 20, 33])
-def test_how_a_gated_product_is_shared_out_changes_no_bit(heads, rows):
-    """Two tiles of weight rows to a CTA, the last with one tile and a half; tokens gated by all warps together."""
-    operand = gated_operands(rows, heads, 56)
-    operand[0][rows // 2] = float("nan")
-    held = cuda.gated_linear(*operand, "held")
-    assert torch.equal(held.isnan().all(1), torch.arange(rows) == rows // 2)
-    for form in ("paired", "shared"):
-        torch.testing.assert_close(cuda.gated_linear(*operand, form), held, atol=0, rtol=0, equal_nan=True)
-
-
-def test_a_row_among_tokens_gated_together_depends_on_itself_alone():
-    o, z, *rest = gated_operands(20, 8, 32)
-    alone = torch.cat([cuda.gated_linear(o[i : i + 1], z[i : i + 1], *rest, "shared") for i in range(20)])
-    for count in (2, 8, 9, 17, 20):
-        picked = torch.randperm(20)[:count]
-        assert torch.equal(cuda.gated_linear(o[picked], z[picked], *rest, "shared"), alone[picked])
-
-
-def test_more_heads_are_not_gated_together():
-    with pytest.raises(RuntimeError, match="gated_shared"):
-        cuda.gated_linear(*gated_operands(3, 16, 16), "shared")
+@pytest.mark.parametrize("heads", cuda.GATED_HEADS)
+def test_a_row_of_a_gated_product_depends_on_itself_alone(heads):
+    """Every group of tokens, full and not, and two passes; an incomplete tile of weight rows; a row of NaN."""
+    o, z, *rest = gated_operands(33, heads, 40)
+    o[7] = float("nan")
+    alone = torch.cat([gated_linear(o[i : i + 1], z[i : i + 1], *rest) for i in range(33)])
+    assert torch.equal(alone.isnan().all(1), torch.arange(33) == 7)
+    for count in (2, 8, 9, 12, 17, 20, 33):
+        picked = torch.randperm(33)[:count]
+        assert same_bits(gated_linear(o[picked], z[picked], *rest), alone[picked])
 
 
 def test_gated_product_of_zeros_and_extreme_gates():
@@ -241,7 +195,6 @@ def test_where_weights_wait_is_read_from_the_table(tmp_path, monkeypatch):
         {**shape, "rows": 1, "held_us": 9.0, "parked_us": 8.0},
         {**shape, "rows": 6, "held_us": 9, "parked_us": 8.9},
         {**wide, "rows": 1, "held_us": 11.7, "streamed_us": 9.4},
-        {**wide, "rows": 1, "gated": True, "held_us": 4.0, "paired_us": 3.0},
     ]
     path = tmp_path / "measured.json"
     path.write_text(json.dumps({"rows": lines}))
@@ -252,5 +205,4 @@ def test_where_weights_wait_is_read_from_the_table(tmp_path, monkeypatch):
     assert table.fastest_form("G", 5128, 2560, table.measured_rows(160)) == "held"  # not measured
     assert table.fastest_form("other", 5128, 2560, 1) == "held"
     assert table.fastest_form("G", 2560, 5120, 1) == "streamed"
-    assert table.fastest_form("G", 2560, 5120, 1, gated=True) == "paired"
     table.fastest_form.cache_clear()

@@ -15,7 +15,6 @@ from sgling_kernel.linear.table import Form, fastest_form, gpu_name, measured_ro
 BLOCK_K = 32  # columns of one 16-byte load per lane
 EIGHT_SLICES_UP_TO = 2560  # wider weights are cut into sixteen slices: part of the numerics
 MAX_BLOCKS = 16  # of a slice
-TILE_ROWS = 16  # weight rows of a tile
 MAX_OUT = 16384  # from here on (lm_head) every weight is streamed, in sixteen slices
 STREAM_WIDTHS = (2560, 5120)
 GATED_HEADS, GATED_HEAD_DIM = (2, 4, 8, 16, 32), 128
@@ -50,9 +49,8 @@ def why_not_stream(w: Tensor) -> str | None:
 def small_m_linear(x: Tensor, w: Tensor, out_dtype: torch.dtype, form: Form | None = None) -> Tensor:
     """x bf16 [N, K] (rows may be strided) times w bf16 [O, K] transposed -> [N, O], ``out_dtype`` bf16 or fp32.
 
-    form: where weights and tokens wait, which changes no bit; None = as measured. "parked" is for slices of seven to
-    ten blocks; "staged", "folded" and "spread" (up to 48 rows to a multiprocessor) for K = 2,560 (RuntimeError for
-    others); "streamed" for weights of sixteen slices that :func:`why_not_stream` lets pass.
+    form: where the weights wait, which changes no bit; None = as measured. "parked" is for slices of seven to
+    ten blocks, "streamed" for weights of sixteen slices that :func:`why_not_stream` lets pass.
     """
     (count, width), outputs = x.shape, w.shape[0]
     out = torch.empty(count, outputs, dtype=out_dtype, device=x.device)
@@ -62,11 +60,6 @@ def small_m_linear(x: Tensor, w: Tensor, out_dtype: torch.dtype, form: Form | No
         form = fastest_form(gpu_name(x.device.index), outputs, width, measured_rows(count))
     if form == "streamed" or outputs >= MAX_OUT:
         _stream(out, x, w, None)
-        return out
-    if form in ("staged", "folded", "spread"):
-        called = cuda.function("linear/staged.cu", "staged")
-        shape = (count, x.stride(0), outputs, width, _share(w) if form == "spread" else TILE_ROWS)
-        cuda.launch(called, out, x, w, *shape, int(form == "folded"), int(out_dtype == torch.float32))
         return out
     called = cuda.function("linear/small_m.cu", "small_m")
     shape = (count, x.stride(0), outputs, width, *slicing(width))
@@ -119,22 +112,11 @@ def why_not_gated(o: Tensor, z: Tensor, norm_weight: Tensor, w: Tensor) -> str |
     return why_not_rows("z", z, 4) or why_not_small_m(o.flatten(1), w)
 
 
-def gated_linear(o: Tensor, z: Tensor, norm_weight: Tensor, eps: float, w: Tensor, form: Form | None = None) -> Tensor:
-    """reference.gated_linear_folded; the rows of z may be strided.
-
-    form: "held"; for up to eight heads also "paired", two tiles of weight rows to a CTA, or "shared", the same with
-    tokens gated by all of a CTA's warps together (RuntimeError for other heads). No bit changes. None = as measured.
-    """
+def gated_linear(o: Tensor, z: Tensor, norm_weight: Tensor, eps: float, w: Tensor) -> Tensor:
+    """reference.gated_linear_folded; the rows of z may be strided."""
     (count, heads, dim), outputs = o.shape, w.shape[0]
     out = torch.empty(count, outputs, dtype=o.dtype, device=o.device)
-    if count == 0:
-        return out
-    if form is None:
-        form = fastest_form(gpu_name(o.device.index), outputs, heads * dim, measured_rows(count), gated=True)
-    operands = (out, o, z, norm_weight, w, count, heads * dim, z.stride(0), outputs, heads)
-    z_aligned = int(why_not_rows("z", z) is None)
-    if form == "shared":
-        cuda.launch(cuda.function("linear/gated_shared.cu", "gated_shared"), *operands, z_aligned, eps)
-    else:
-        cuda.launch(cuda.function("linear/gated.cu", "gated"), *operands, z_aligned, int(form == "paired"), eps)
+    if count:
+        shape, z_aligned = (count, heads * dim, z.stride(0), outputs, heads), int(why_not_rows("z", z) is None)
+        cuda.launch(cuda.function("linear/gated.cu", "gated"), out, o, z, norm_weight, w, *shape, z_aligned, eps)
     return out

@@ -75,9 +75,9 @@ __global__ void __launch_bounds__(THREADS, PER_SM) small_m_kernel(Product p) {
                 tokens.request(b + AHEAD);
             }
         }
-        store_partial<TOKENS>(partial + Partials<TOKENS>::at(slice), acc);
+        store_partial<TOKENS>(partial + partial_at<TOKENS>(slice), acc);
         __syncthreads();
-        add_slices<SLICES, TOKENS>({p.out, p.count, p.outputs, p.outputs, p.fp32}, partial, first, first_row);
+        add_slices<SLICES, TOKENS>({p.out, p.count, p.outputs, p.fp32}, partial, first, first_row);
         __syncthreads();
     }
 }

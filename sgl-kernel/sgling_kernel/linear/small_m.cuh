@@ -51,15 +51,12 @@ struct WeightSlice {
     }
 };
 
-// Where in a CTA's partial sums, in floats, those of a slice and tile of weight rows begin: [TOKENS][TOKEN_PITCH] each,
-// the TILES tiles of a slice in a row, FOLD slices in a row in each of the parts of PART floats.
-template <int TOKENS, int TILES = 1, int FOLD = 1, int PART = FOLD * TILES * TOKENS * TOKEN_PITCH>
-struct Partials {
-    static_assert(PART >= FOLD * TILES * TOKENS * TOKEN_PITCH);
-    __device__ __forceinline__ static constexpr int at(int slice, int tile = 0) {
-        return slice / FOLD * PART + (slice % FOLD * TILES + tile) * TOKENS * TOKEN_PITCH;
-    }
-};
+// Where in a CTA's partial sums, in floats, those of a slice and a tile of weight rows begin: [TOKENS][TOKEN_PITCH]
+// each, the TILES tiles of a slice in a row.
+template <int TOKENS, int TILES = 1>
+__device__ __forceinline__ constexpr int partial_at(int slice, int tile = 0) {
+    return (slice * TILES + tile) * TOKENS * TOKEN_PITCH;
+}
 
 // Bytes of the partial sums of a CTA, one slice behind the other.
 constexpr size_t partial_bytes(int slices, int tokens) { return sizeof(float) * slices * tokens * TOKEN_PITCH; }
@@ -79,10 +76,10 @@ __device__ __forceinline__ void store_partial(float* mine, const float (&acc)[TI
         }
 }
 
-// Where sums go: out[count, outputs], fp32 or bf16. Rows from `end` on are not this CTA's.
+// Where sums go: out[count, outputs], fp32 or bf16.
 struct Output {
     void* out;
-    int count, outputs, end, fp32;
+    int count, outputs, fp32;
 
     __device__ __forceinline__ void store(float sum, int token, int row) const {
         const long long at = static_cast<long long>(token) * outputs + row;
@@ -94,16 +91,16 @@ struct Output {
 };
 
 // Adds the slices in order and stores the sums of tokens and rows that exist, from a first one on.
-template <int SLICES, int TOKENS, int TILES = 1, class Places = Partials<TOKENS>>
+template <int SLICES, int TOKENS, int TILES = 1>
 __device__ __forceinline__ void add_slices(const Output& to, const float* partial, int first_token, int first_row) {
     for (int i = threadIdx.x; i < TILES * TOKENS * TILE_ROWS; i += blockDim.x) {
         const int token = i / TILE_ROWS % TOKENS, tile = i / (TILE_ROWS * TOKENS), row = i % TILE_ROWS;
         const int to_token = first_token + token, to_row = first_row + tile * TILE_ROWS + row;
-        if (to_token >= to.count || to_row >= to.end) continue;
+        if (to_token >= to.count || to_row >= to.outputs) continue;
         const float* from = partial + token * TOKEN_PITCH + row;
-        float sum = from[Places::at(0, tile)];
+        float sum = from[partial_at<TOKENS, TILES>(0, tile)];
 #pragma unroll
-        for (int s = 1; s < SLICES; ++s) sum = __fadd_rn(sum, from[Places::at(s, tile)]);
+        for (int s = 1; s < SLICES; ++s) sum = __fadd_rn(sum, from[partial_at<TOKENS, TILES>(s, tile)]);
         to.store(sum, to_token, to_row);
     }
 }

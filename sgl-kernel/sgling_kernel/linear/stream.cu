@@ -86,16 +86,8 @@ __device__ __forceinline__ float sum_of_slices(const float* partial, int token, 
     const float* from = partial + token * TOKEN_PITCH + row;
     float sum = from[0];
 #pragma unroll
-    for (int s = 1; s < SLICES; ++s) sum = __fadd_rn(sum, from[Partials<TOKENS>::at(s)]);
+    for (int s = 1; s < SLICES; ++s) sum = __fadd_rn(sum, from[partial_at<TOKENS>(s)]);
     return sum;
-}
-
-__device__ __forceinline__ void store_sum(const Stream& p, float sum, int token, int row) {
-    const long long at = static_cast<long long>(token) * p.outputs + row;
-    if (p.fp32)
-        static_cast<float*>(p.out)[at] = sum;
-    else
-        static_cast<uint16_t*>(p.out)[at] = to_bf16(sum);
 }
 
 // A tile of weight rows, rows g and g + 8 at `top` and `bottom`, times the tokens. `all_read()` is called once the
@@ -151,6 +143,7 @@ __global__ void __launch_bounds__(THREADS, 1) stream_kernel(Stream p) {
     pdl_wait();
     pdl_trigger();
 
+    const Output out{p.out, p.count, p.outputs, p.fp32};
     const int my_token = thread / TILE_ROWS, my_row = thread % TILE_ROWS;  // of the sum this thread finishes
     int unit = 0, buffer = 0;
     for (int first = 0; first < p.count; first += TOKENS) {
@@ -177,14 +170,14 @@ __global__ void __launch_bounds__(THREADS, 1) stream_kernel(Stream p) {
             multiply_tile<LATER>(acc, top, bottom, tokens, refill);
             float* partial = reinterpret_cast<float*>(shared + DEPTH * Layout::UNIT_BYTES) +
                              buffer * Layout::PARTIAL_BYTES / sizeof(float);
-            store_partial<TOKENS>(partial + Partials<TOKENS>::at(warp_id()), acc);
+            store_partial<TOKENS>(partial + partial_at<TOKENS>(warp_id()), acc);
             if (LATER == 0)
                 refill();
             else
                 __syncthreads();
             if (finishes && row + my_row < rows) {
                 const float sum = sum_of_slices<TOKENS>(partial, my_token, my_row);
-                if (p.out != nullptr) store_sum(p, sum, first + my_token, first_row + row + my_row);
+                if (p.out != nullptr) out.store(sum, first + my_token, first_row + row + my_row);
                 best.offer(sum, first_row + row + my_row);
             }
             if (Layout::PARTIALS == 1 && LATER == 0) __syncthreads();

@@ -1,11 +1,8 @@
-"""Where the operands of a product wait: weights "held" in registers, partly "parked" in shared memory, or "streamed".
+"""Where the weights of a product wait: "held" in registers, partly "parked" in shared memory, or "streamed".
 
 With weights parked three CTAs fit on a multiprocessor instead of two; streamed, one CTA per multiprocessor has all its
-rows in shared memory. Three forms keep the tokens in shared memory too: "staged" with the weights held, two CTAs to a
-multiprocessor; "folded" with weights partly parked, three of half as many warps; "spread" likewise, one CTA with an
-even share of the rows. A gated product is held, "paired" (twice the weight rows to a CTA), or "shared" (paired, and its
-warps gate the tokens together). No bit changes. ``measured.json`` holds times of the forms that a weight shape has, per
-GPU and row count (scripts/tune_linear.py writes it).
+rows in shared memory. No bit changes. ``measured.json`` holds times of the forms that a weight shape has, per GPU and
+row count (scripts/tune_linear.py writes it).
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from typing import Literal, get_args
 
 import torch
 
-Form = Literal["held", "parked", "streamed", "staged", "folded", "spread", "paired", "shared"]
+Form = Literal["held", "parked", "streamed"]
 
 MEASURED = Path(__file__).with_name("measured.json")
 MARGIN = 0.02  # another form must be faster than "held" by this share to be chosen
@@ -30,11 +27,10 @@ def measured_rows(count: int) -> int:
 
 
 @cache
-def fastest_form(gpu: str, outputs: int, width: int, rows: int, gated: bool = False) -> Form:
+def fastest_form(gpu: str, outputs: int, width: int, rows: int) -> Form:
     """The form that won for that weight shape and measured row count; "held" where nothing was measured."""
     for line in json.loads(MEASURED.read_text(encoding="utf-8"))["rows"]:
-        shape = (line["gpu"], line["outputs"], line["width"], line["rows"], line.get("gated", False))
-        if shape == (gpu, outputs, width, rows, gated):
+        if (line["gpu"], line["outputs"], line["width"], line["rows"]) == (gpu, outputs, width, rows):
             times = {form: line[f"{form}_us"] for form in get_args(Form) if f"{form}_us" in line}
             best = min(times, key=times.get)
             return best if times[best] < (1 - MARGIN) * times["held"] else "held"
