@@ -29,7 +29,7 @@ struct Shape {
     static constexpr int PROJECTING = TASKS < 16 ? TASKS : 16;  // warps
     static constexpr int TURNS = TASKS / PROJECTING;
     static constexpr int THREADS = ROWS * ROW_THREADS > PROJECTING * WARP ? ROWS * ROW_THREADS : PROJECTING * WARP;
-    static constexpr int RING = PARTS == 1 ? 8 : ROWS < 3 ? 18 : ROWS == 3 ? 12 : 8;  // copies of a thread on their way
+    static constexpr int RING = PARTS == 1 ? 8 : ROWS == 2 ? 18 : 12;  // copies of a thread on their way
     static_assert(ROW_THREADS == OWN && OWN >= MAX_PROGRAMS && TASKS % PROJECTING == 0 && ROWS * V <= THREADS);
 };
 
@@ -209,7 +209,7 @@ int launch_finish(const Finish& p, int pdl, void* stream) {
 
 // part_out fp32 [bs, programs, width * heads, latent], part_ml fp32 [.., 2]; w_vc [heads, latent, v], gate logits
 // [bs * width, heads] with strided rows -> out [bs * width, heads * v]. Shapes: latent 512, v 128. parts: 1, or 4
-// (clusters), of which each takes `together` rows: 1, 2, 3 or 5.
+// (clusters), of which each takes `together` rows: 2 or 3.
 extern "C" int mla_finish(const void* part_out, const void* part_ml, const void* rows, const void* seq_lens,
                           const void* w_vc, const void* gate, long long stride_gate, void* out, long long batch,
                           long long width, long long heads, long long programs, int parts, int together, int pdl,
@@ -228,10 +228,5 @@ extern "C" int mla_finish(const void* part_out, const void* part_ml, const void*
     p.programs = static_cast<int>(programs);
     p.rows_total = static_cast<int>(batch * width);
     if (parts == 1) return launch_finish<1, 1>(p, pdl, stream);
-    switch (together) {
-        case 1: return launch_finish<4, 1>(p, pdl, stream);
-        case 2: return launch_finish<4, 2>(p, pdl, stream);
-        case 3: return launch_finish<4, 3>(p, pdl, stream);
-        default: return launch_finish<4, 5>(p, pdl, stream);
-    }
+    return together == 2 ? launch_finish<4, 2>(p, pdl, stream) : launch_finish<4, 3>(p, pdl, stream);
 }

@@ -55,7 +55,6 @@ struct Program {
     using M = Memory<LATENT, ROPE, TILES>;
     static constexpr int PITCH = M::PITCH, WIDTH = LATENT + ROPE, STAGE = WIDTH / STAGES;
     static constexpr int COLUMN_TILES = LATENT / (16 * WARPS);
-    static constexpr int KEY_STEPS = TILES < MAX_TILES ? STAGE / 64 : 1;  // unrolled
     static_assert(STAGE % 64 == 0 && COLUMN_TILES == 4 && LATENT == 16 * WARP && ROPE == 64 && WARPS == 8);
 
     const Split& p;
@@ -179,7 +178,7 @@ struct Program {
         const uint16_t* keys = half_at(M::KV) + (32 * quarter + lane % 16) * PITCH + lane / 16 * 8 + 16 * parity + from;
         const uint16_t* query =
             half_at(M::QUERY) + lane % 8 * PITCH + lane / 8 % 2 * 8 + lane / 16 * 32 + 16 * parity + from;
-#pragma unroll(KEY_STEPS)
+#pragma unroll
         for (int k = 0; k < STAGE; k += 64) {
             uint32_t a[2][2][4], b[TILES][4];
 #pragma unroll
