@@ -23,7 +23,7 @@ from sgling_kernel.moe import ExpertWeights, combine, combine_add_rms_norm, dens
 from sgling_kernel.moe.reference import swiglu
 from sgling_kernel.norm import fused_add_rms_norm
 from sgling_kernel.norm.reference import gated_rms_norm
-from sgling_kernel.router import RouterConfig, grouped_topk
+from sgling_kernel.router import RouterConfig, add_rms_norm_router, grouped_topk
 from sgling_kernel.router.reference import grouped_topk as eager_topk
 
 HIDDEN, HEADS, HEAD_DIM, VOCAB = 2560, 8, 128, 39296
@@ -112,6 +112,20 @@ def add_norm(m: int) -> Operands:
         return F.rms_norm(total, (HIDDEN,), weight, eps), total
 
     return Operands(8.0 * m * HIDDEN, copies, fused_add_rms_norm, library)
+
+
+def norm_router(m: int) -> Operands:
+    """Residual add, norm and the router's product."""
+    size = 2.0 * EXPERTS * HIDDEN
+    x, residual, norm = normal(m, HIDDEN), normal(m, HIDDEN), normal(HIDDEN)
+    copies = [(x, residual, norm, EPS, normal(EXPERTS, HIDDEN, std=HIDDEN**-0.5)) for _ in range(copies_of(size))]
+
+    def library(x, residual, norm, eps, w):
+        total = x + residual
+        normed = F.rms_norm(total, (HIDDEN,), norm, eps)
+        return normed, total, _fp32_product(normed, w)
+
+    return Operands(size + 8.0 * m * HIDDEN + 4.0 * m * EXPERTS, copies, add_rms_norm_router, library)
 
 
 def topk(m: int) -> Operands:
@@ -268,6 +282,7 @@ CASES: dict[str, Callable[[int], Operands]] = {
     "lm_head": product(VOCAB, HIDDEN, fp32=True),
     "nextn.best_token": best_token,
     "norm.add_rms": add_norm,
+    "moe.norm_router": norm_router,
     "moe.topk": topk,
     "moe.experts": experts,
     "moe.experts_norm": experts_and_norm,

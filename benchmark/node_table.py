@@ -25,7 +25,7 @@ from sgling.srt.config.model_config import ModelConfig
 BF16, FP32 = 2, 4
 PACKAGE = Path(__file__).resolve().parents[1] / "sgl-kernel" / "sgling_kernel"
 # dense products, told apart by grid and predecessor
-PRODUCTS = ("sliced_kernel", "whole_kernel", "small_m_kernel", "staged_kernel", "stream_kernel")
+PRODUCTS = ("sliced_kernel", "whole_kernel", "small_m_kernel", "stream_kernel")
 
 
 class Kernel(NamedTuple):
@@ -91,27 +91,20 @@ NOTHING = Extra({}, {})
 def label(kernel: Kernel, previous: str, config: ModelConfig, extra: Extra = NOTHING) -> str:
     """Node name; a product is told apart by its grid and, among equal grids, by what feeds it."""
     name, feeder = function_name(kernel.name), function_name(previous)
-    if name in ("gated_kernel", "gated_shared_kernel") or (name in PRODUCTS and feeder == "gated_rms_kernel"):
+    if name == "gated_kernel" or (name in PRODUCTS and feeder == "gated_rms_kernel"):
         return "kda.o_proj"
+    if name == "norm_product_kernel":
+        return "router"
     if name not in PRODUCTS:
         return name
     if name in ("whole_kernel", "stream_kernel"):
         return "eh_proj" if "embed" in feeder else "lm_head"
     if "swiglu" in feeder:
         return "ffn.down"
-    outputs = {rows: product for product, rows, _ in products(config)[:4]}
-    outputs |= {16 * grid: product for grid, product in extra.grids.items()}
-    for rows, product in outputs.items():
-        if kernel.grid[0] in possible_grids(kernel.name, rows):
-            return product
+    grids = {-(-outputs // 16): product for product, outputs, _ in products(config)[:4]} | extra.grids
+    if kernel.grid[0] in grids:
+        return grids[kernel.grid[0]]
     return "eh_proj" if "embed" in feeder or "Cat" in feeder else "mla.dense"
-
-
-def possible_grids(kernel: str, outputs: int) -> set[int]:
-    """CTAs that a product may have: 16 rows to each, or an even share of as many tiles of 16 as the name says."""
-    tiles = re.search(r"staged_kernel<.*?Plan<\d+, (\d+),", kernel)
-    most = 16 * int(tiles[1]) if tiles else 16
-    return {-(-outputs // share) for share in range(max(16, most - 15), most + 1)}
 
 
 def products(config: ModelConfig) -> list[tuple[str, int, int]]:

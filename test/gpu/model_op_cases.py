@@ -47,7 +47,7 @@ from sgling_kernel.moe import ExpertWeights, combine, combine_add_rms_norm, dens
 from sgling_kernel.moe import cuda as moe_cuda
 from sgling_kernel.norm import fused_add_rms_norm, rms_norm
 from sgling_kernel.rotary import rope_table
-from sgling_kernel.router import RouterConfig, grouped_topk
+from sgling_kernel.router import RouterConfig, add_rms_norm_router, grouped_topk
 
 # ---- dense ----------------------------------------------------------------------------------------------------------
 
@@ -92,6 +92,17 @@ def _gated(rows: int) -> Case:
 def _ffn(rows: int) -> Case:
     w13, w2 = weight(2 * FFN, HIDDEN), weight(HIDDEN, FFN)
     return Case({"x": normal(rows, HIDDEN)}, lambda fresh: (dense_ffn(fresh["x"], w13, w2, None),))
+
+
+@case("norm+router")
+def _norm_router(rows: int) -> Case:
+    """Behind a projection, as in a layer: the residual is older than the node before."""
+    projection, norm, w = weight(HIDDEN, WIDTH), normal(HIDDEN), weight(EXPERTS, HIDDEN)
+
+    def run(fresh: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        return add_rms_norm_router(linear(fresh["attended"], projection), fresh["residual"], norm, EPS, w)
+
+    return Case({"attended": normal(rows, WIDTH), "residual": normal(rows, HIDDEN)}, run)
 
 
 # ---- experts --------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from ops.kda_case import same_bits
 from ops.swiglu_values import GATES, LIMITS, UPS, assert_same_function
 from sgling_kernel import cuda as runtime
 from sgling_kernel import dispatch
+from sgling_kernel.linear import cuda as linear_cuda
 from sgling_kernel.moe import ExpertOutputs, ExpertWeights, cuda, reference
 from sgling_kernel.moe import kernel as triton_kernel
 from sgling_kernel.norm import cuda as norm_cuda
@@ -48,6 +49,17 @@ def draw(rows: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator("cuda").manual_seed(seed)
     x = torch.randn(rows, DIM, generator=generator).bfloat16()
     return x, torch.rand(rows, EXPERTS, generator=generator).topk(TOP).indices
+
+
+@pytest.mark.parametrize("rows", ROWS)
+def test_norm_and_router_in_one_node_have_the_bits_of_two(rows):
+    x, residual = draw(rows, 1)[0], draw(rows, 2)[0]
+    norm, w = torch.rand(DIM).bfloat16(), (torch.randn(EXPERTS, DIM) / DIM**0.5).bfloat16()
+    normed, stream = norm_cuda.fused_add_rms_norm(x, residual, norm, 1e-6)
+    want = normed, stream, linear_cuda.small_m_linear(normed, w, torch.float32)
+    for share in range(1, 7):
+        got = router_cuda.add_rms_norm_router(x, residual, norm, 1e-6, w, share)
+        assert all(same_bits(a, b) for a, b in zip(got, want, strict=True)), share
 
 
 def slots_of(x: torch.Tensor, layer, ids: torch.Tensor, ctas: int | None = None) -> torch.Tensor:

@@ -9,10 +9,9 @@ import torch
 
 from sgling.srt.layers.moe import SparseMoE
 from sgling.srt.layers.norm import RMSNorm
-from sgling_kernel.linear import linear_fp32
 from sgling_kernel.moe import ExpertOutputs, ExpertWeights, reference
 from sgling_kernel.norm import reference as norm_reference
-from sgling_kernel.router.reference import grouped_topk
+from sgling_kernel.router import reference as router_reference
 
 HIDDEN, WIDTH, EXPERTS, ROWS = 256, 64, 32, 5
 CONFIG = SimpleNamespace(
@@ -56,7 +55,8 @@ class RandomSource:
 
 
 def specified(moe: SparseMoE, norm: RMSNorm, x: torch.Tensor, stream: torch.Tensor, size: int):
-    weights, ids = grouped_topk(linear_fp32(x, moe.gate), moe.expert_bias, moe.router)
+    x, stream, logits = router_reference.add_rms_norm_router(x, stream, norm.weight, norm.eps, moe.gate)
+    weights, ids = router_reference.grouped_topk(logits, moe.expert_bias, moe.router)
     routed = reference.moe_experts(x, *moe.experts[:2], weights, ids, moe.experts.limit)
     out = (routed + reference.dense_ffn(x, *moe.shared)) * size
     return norm_reference.fused_add_rms_norm(out, stream, norm.weight, norm.eps)
@@ -69,9 +69,9 @@ def test_the_next_norm_finishes_the_sum_over_experts_of_one_rank(emulated_cuda, 
     w13, w2, limit = moe.experts
     moe.experts = ExpertWeights(w13.contiguous(), w2.contiguous(), limit)  # as they lie on a GPU
     x, stream = torch.randn(ROWS, HIDDEN).bfloat16(), torch.randn(ROWS, HIDDEN).bfloat16()
-    outputs = moe.forward(x)
+    outputs, new_stream = moe.forward_add(x, stream, norm)
     assert isinstance(outputs, ExpertOutputs) == (size == 1)
-    for got, want in zip(norm.forward_add(outputs, stream), specified(moe, norm, x, stream, size), strict=True):
+    for got, want in zip(norm.forward_add(outputs, new_stream), specified(moe, norm, x, stream, size), strict=True):
         torch.testing.assert_close(got.float(), want.float(), atol=0.03, rtol=2**-6)
         assert (got - want).norm() < 5e-3 * want.norm()
 
@@ -80,6 +80,7 @@ def test_a_decode_without_cuda_kernels_has_nothing_to_finish():
     source = RandomSource(1)
     moe, norm = SparseMoE(source, "mlp", CONFIG, 0), RMSNorm(source, "norm.weight", 1e-6)
     x, stream = torch.randn(ROWS, HIDDEN).bfloat16(), torch.randn(ROWS, HIDDEN).bfloat16()
-    assert isinstance(moe.forward(x), torch.Tensor)
-    got = norm.forward_add(moe.forward(x), stream)[0]
+    outputs, new_stream = moe.forward_add(x, stream, norm)
+    assert isinstance(outputs, torch.Tensor)
+    got = norm.forward_add(outputs, new_stream)[0]
     torch.testing.assert_close(got.float(), specified(moe, norm, x, stream, 1)[0].float(), atol=0.03, rtol=2**-6)

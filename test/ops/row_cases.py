@@ -29,7 +29,7 @@ from sgling_kernel.moe import (
 )
 from sgling_kernel.norm import fused_add_rms_norm, gated_rms_norm, rms_norm
 from sgling_kernel.rotary import rope_table
-from sgling_kernel.router import RouterConfig, grouped_topk
+from sgling_kernel.router import RouterConfig, add_rms_norm_router, grouped_topk
 
 BF16, EPS, LATENT, ROPE = torch.bfloat16, 1e-6, 512, 64
 
@@ -101,6 +101,7 @@ def row_cases(sizes: Sizes, pool: int) -> dict[str, Callable[[], RowCase]]:
         cases[f"gated {outputs}x{heads}"] = lambda o=outputs, h=heads: _gated(o, h, pool)
     cases["best of a product"] = lambda: _best_of_product(sizes.vocab, sizes.hidden, pool)
     cases["norms"] = lambda: _norms(sizes.hidden, pool)
+    cases["router with norm"] = lambda: _norm_router(sizes.experts, sizes.hidden, pool)
     cases["top-k"] = lambda: _topk(sizes.experts, pool)
     cases["experts"] = lambda: _experts(sizes, pool)
     cases["swiglu"] = lambda: RowCase((_normal(pool, 2 * sizes.expert_width),), lambda gu: (swiglu(gu, 0.5),))
@@ -148,6 +149,12 @@ def _norms(hidden: int, pool: int) -> RowCase:
                 gated_rms_norm(o, z, head_weight, EPS))  # fmt: skip
 
     return RowCase(rows, call)
+
+
+def _norm_router(experts: int, hidden: int, pool: int) -> RowCase:
+    norm, w = _normal(hidden), _weight(experts, hidden)
+    rows = (_normal(pool, hidden), _normal(pool, hidden))
+    return RowCase(rows, lambda x, residual: add_rms_norm_router(x, residual, norm, EPS, w))
 
 
 def _topk(experts: int, pool: int) -> RowCase:

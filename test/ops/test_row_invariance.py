@@ -16,6 +16,7 @@ SERVES = {  # case -> fast paths that must have served it
     "linear": {"linear.cuda"},
     "gated": {"linear.gated"},
     "norms": {"norm.cuda"},
+    "router": {"router.norm_product"},
     "top-k": {"router.cuda"},
     "experts": {"moe.cuda", "moe.finish"},
     "swiglu": {"moe.swiglu"},

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from sgling_kernel.linear import reference as linear
+from sgling_kernel.norm import reference as norm
 from sgling_kernel.pointwise import sigmoid
 
 SUM_EPS = 1e-20
@@ -27,6 +29,18 @@ class RouterConfig(NamedTuple):
             raise ValueError(f"topk_group {self.topk_group} is outside 1..{self.n_group}")
         if not 1 <= self.top_k <= self.topk_group * (num_experts // self.n_group):
             raise ValueError(f"top_k {self.top_k} does not fit into {self.topk_group} groups of {num_experts} experts")
+
+
+def add_rms_norm_router(
+    x: Tensor, residual: Tensor, norm_weight: Tensor, eps: float, router_weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What an MoE layer does before it routes: residual add, norm and the router's product.
+
+    x, residual [N, d], norm_weight [d], router_weight [E, d] -> (normed [N, d] and new residual [N, d] in the dtype of
+    x, logits fp32 [N, E] of the rounded normed rows). Source: docs/ling3.md §3.0, §3.3.
+    """
+    normed, new_residual = norm.fused_add_rms_norm(x, residual, norm_weight, eps)
+    return normed, new_residual, linear.linear_fp32(normed, router_weight)
 
 
 def _largest(scores: Tensor, count: int) -> Tensor:

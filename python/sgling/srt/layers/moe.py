@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from sgling.srt.config.model_config import ModelConfig
+from sgling.srt.layers.norm import RMSNorm
 from sgling.srt.layers.weights import WeightSource
-from sgling_kernel.linear import linear_fp32, pack_weight
+from sgling_kernel.linear import pack_weight
 from sgling_kernel.moe import (
     ExpertOutputs,
     ExpertWeights,
@@ -16,7 +17,7 @@ from sgling_kernel.moe import (
     experts_with_shared,
     interleave_w13,
 )
-from sgling_kernel.router import RouterConfig, grouped_topk
+from sgling_kernel.router import RouterConfig, add_rms_norm_router, grouped_topk
 
 
 def load_ffn(source: WeightSource, prefix: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -36,6 +37,11 @@ class DenseMLP:
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [N, d] -> [N, d], reduced over ranks."""
         return self.parallel.all_reduce(dense_ffn(x, self.w13, self.w2, None))
+
+    def forward_add(self, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm) -> tuple[torch.Tensor, torch.Tensor]:
+        """(:meth:`forward` of the normed sum, x + residual), both [N, d]."""
+        normed, residual = norm.forward_add(x, residual)
+        return self.forward(normed), residual
 
 
 class SparseMoE:
@@ -69,11 +75,16 @@ class SparseMoE:
             w13[expert], w2[expert] = load_ffn(source, f"{prefix}.experts.{expert}")
         return w13, w2
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor | ExpertOutputs:
-        """x [N, d] -> [N, d]: scaled routed sum plus shared expert, one reduction over ranks.
+    def forward_add(
+        self, x: torch.Tensor, residual: torch.Tensor, norm: RMSNorm
+    ) -> tuple[torch.Tensor | ExpertOutputs, torch.Tensor]:
+        """(scaled routed sum plus shared expert of the normed sum, x + residual), both [N, d], reduced over ranks.
 
-        On one rank the sum over experts may stay open: the next norm, which adds the output to the stream, finishes it.
+        Norm and router logits may be one node; x may come from the node before, residual must be older
+        (``add_rms_norm_router``). On one rank the sum over experts may stay open: the next norm, which adds the output
+        to the stream, finishes it.
         """
-        weights, ids = grouped_topk(linear_fp32(x, self.gate), self.expert_bias, self.router)
-        outputs = experts_with_shared(x, self.experts, self.shared, weights, ids)
-        return outputs if self.parallel.size == 1 else self.parallel.all_reduce(combine(outputs))
+        normed, residual, logits = add_rms_norm_router(x, residual, norm.weight, norm.eps, self.gate)
+        weights, ids = grouped_topk(logits, self.expert_bias, self.router)
+        outputs = experts_with_shared(normed, self.experts, self.shared, weights, ids)
+        return outputs if self.parallel.size == 1 else self.parallel.all_reduce(combine(outputs)), residual

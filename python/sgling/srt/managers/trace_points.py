@@ -117,4 +117,4 @@ def _model_nodes(scheduler: TracedScheduler) -> Iterator[tuple[Any, str, str]]:
 def _layer_nodes(layer: Any, place: str) -> Iterator[tuple[Any, str, str]]:
     attention = type(layer.attention).__name__.removesuffix("Attention")
     yield layer.attention, "forward", f"{place} {attention}"
-    yield layer.mlp, "forward", f"{place} {'MoE' if isinstance(layer.mlp, SparseMoE) else 'FFN'}"
+    yield layer.mlp, "forward_add", f"{place} {'MoE' if isinstance(layer.mlp, SparseMoE) else 'FFN'}"

@@ -60,8 +60,7 @@ class DecoderLayer:
             (FFN output, stream before it is added), both [N, H]; the next norm adds them.
         """
         hidden = self.attention.forward(hidden, context)
-        hidden, residual = self.post_attention_layernorm.forward_add(hidden, residual)
-        return self.mlp.forward(hidden), residual
+        return self.mlp.forward_add(hidden, residual, self.post_attention_layernorm)
 
     def forward_accepted(
         self, hidden: torch.Tensor, residual: torch.Tensor, context: AttentionContext, accept_lens: torch.Tensor
@@ -71,8 +70,7 @@ class DecoderLayer:
         ``accept_lens`` int64 [bs] -> both [bs, H].
         """
         hidden, residual = self.attention.forward_accepted(hidden, residual, context, accept_lens)
-        hidden, residual = self.post_attention_layernorm.forward_add(hidden, residual)
-        return self.mlp.forward(hidden), residual
+        return self.mlp.forward_add(hidden, residual, self.post_attention_layernorm)
 
 
 class BailingMoeV3ForCausalLM:
