@@ -45,7 +45,6 @@ LARGEST_SHARED = (
     "    cudaLaunchAttribute attribute{};",
 )
 TWO_TILES = ("WARP_TILES = 1", "WARP_TILES = 2")
-WALK_DOWN = "WALK_WARPS = 16, WALK_STAGES = 2"
 VARIANTS = {  # "product form: what" or "all: what" -> what it replaces in the sources of moe/, norm/, router/, headers
     "down each: two warps": [("int WARPS = 4", "int WARPS = 2"), ("WARPS* WARP, 5", "WARPS* WARP, 10")],
     "down each: two warps of two tiles": [
@@ -55,11 +54,6 @@ VARIANTS = {  # "product form: what" or "all: what" -> what it replaces in the s
     ],
     "down each: four warps of two tiles": [TWO_TILES, ("WARPS* WARP, 5", "WARPS* WARP, 3")],
     "down each: four CTAs": [("WARPS* WARP, 5", "WARPS* WARP, 4")],
-    "down walk: 8 warps, 4 stages": [(WALK_DOWN, "WALK_WARPS = 8, WALK_STAGES = 4")],
-    "down walk: 8 warps, 3 stages": [(WALK_DOWN, "WALK_WARPS = 8, WALK_STAGES = 3")],
-    "down walk: 8 warps, 2 stages": [(WALK_DOWN, "WALK_WARPS = 8, WALK_STAGES = 2")],
-    "down walk: 12 warps, 2 stages": [(WALK_DOWN, "WALK_WARPS = 12, WALK_STAGES = 2")],
-    "down walk: all registers": [("1024 / (WALK_WARPS * WARP)) down_walk", "1) down_walk")],
     "all: largest shared memory": [LARGEST_SHARED],
 }
 FORMS = ("each", "walk")  # a CTA per pair, or one per multiprocessor that walks over the distinct experts

@@ -140,7 +140,7 @@ def test_experts_nobody_chose_are_not_read():
 def test_the_form_is_picked_by_rows(monkeypatch):
     forms, launch = [], runtime.launch
     monkeypatch.setattr(runtime, "launch", lambda *args: (forms.append(args[-1]), launch(*args)))
-    few = cuda._WALK_DOWN_ROWS - 1
+    few = cuda._WALK_ROWS - 1
     for rows in (few, few + 1):
         cuda.down(hidden_of(rows, TOP + 1), weights(EXPERTS), weights(), distinct_ids(rows))
     assert forms == [0, cuda._EMULATED_CTAS]

@@ -16,9 +16,9 @@ HIDDEN_SIZES = (256, 1536, 2560)  # K slices of the up product are a property of
 MAX_PAIRS, MAX_TOP = 1280, 8
 MAX_WALKED_EXPERTS = 1024
 _EMULATED_CTAS, _ROW_CTAS = 3, 4
-_WALK_ROWS, _WALK_SHARED_BYTES = 9, 192 * 1024  # rows from which walking is faster; two stages of 2560 columns and sums
-_WALK_DOWN_ROWS, _WALK_DOWN_TILES = 9, 32  # the same of the down product; tiles of 16 rows that its CTA's rings hold
-_WALK_DOWN_PLACE_BYTES = 12 * 1024  # shared memory that it takes besides
+_WALK_ROWS = 2  # from which walking is faster
+_WALK_SHARED_BYTES = 192 * 1024  # of the up product: two stages of 2560 columns, sums, experts
+_WALK_DOWN_TILES, _WALK_DOWN_PLACE_BYTES = 24, 8 * 1024  # of the down product: tiles of 16 rows in its rings, experts
 
 
 def why_not_experts(x: Tensor, experts: ExpertWeights, shared: ExpertWeights | None, ids: Tensor) -> str | None:
@@ -73,13 +73,13 @@ def down(
 ) -> Tensor:
     """Down products: hidden [N, slots, I] -> fp32 [N, slots, d]. Must follow ``up`` (ids are read early).
 
-    ``ctas`` as in ``up``, with ``_WALK_DOWN_ROWS``; without walking, a CTA serves an expert for 64 values of its rows.
+    ``ctas`` as in ``up``; without walking, a CTA serves an expert for 64 values of its rows.
     """
     (rows, slots, width), (count, dim, _) = hidden.shape, experts.w2.shape
     values = torch.empty(rows, slots, dim, dtype=torch.float32, device=hidden.device)
     if ctas is None:
         shared_bytes = _WALK_DOWN_TILES * 16 * width * 2 + _WALK_DOWN_PLACE_BYTES
-        walks = rows >= _WALK_DOWN_ROWS and count <= MAX_WALKED_EXPERTS
+        walks = rows >= _WALK_ROWS and count <= MAX_WALKED_EXPERTS
         ctas = _walkers(hidden.device, shared_bytes) if walks else 0
     cuda.launch(
         cuda.function("moe/down.cu", "experts_down"), values, hidden, experts.w2, shared and shared.w2, ids,

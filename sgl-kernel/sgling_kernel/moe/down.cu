@@ -88,11 +88,12 @@ __global__ void __launch_bounds__(WALK_WARPS* WARP, 1024 / (WALK_WARPS * WARP)) 
     __shared__ Workplace place;
     SGLING_DYNAMIC_SHARED(uint16_t, memory);
     prepare(place, down);
+    const Share share(down.tiles, place.bits);
     const int first = warp_id() * WALK_STAGES;
     Ring ring{memory + first * TILE_ROWS * down.width, place.landed + first, Ring::NO_TILE, 0};
 #pragma unroll 1
     for (int stage = 0; stage < WALK_STAGES; ++stage)
-        ring.request(place, down, stage, stage * WALK_WARPS + warp_id());
+        ring.request(share, down, stage, stage * WALK_WARPS + warp_id());
     Tokens tokens{Ring::NO_TILE, 0, 0, -1};
     tokens.find(down, place.experts, shfl(ring.expert, 0), 0);
     pdl_wait();
@@ -122,7 +123,7 @@ __global__ void __launch_bounds__(WALK_WARPS* WARP, 1024 / (WALK_WARPS * WARP)) 
             if (base + TILE_TOKENS >= count) {
                 __syncwarp();  // every lane has read the stage
                 const int next = lane_id() == 0 ? atomicAdd(&place.next, 1) : 0;
-                ring.request(place, down, stage, shfl(next, 0));
+                ring.request(share, down, stage, shfl(next, 0));
             }
             store_tokens(down, d, tokens.place, row0);
         }
@@ -131,7 +132,7 @@ __global__ void __launch_bounds__(WALK_WARPS* WARP, 1024 / (WALK_WARPS * WARP)) 
 
 // ---- host ----------------------------------------------------------------------------------------------------------
 
-// ctas 0: a CTA per member and 64 rows; else that many walk over the distinct experts (at most MAX_EXPERTS in all).
+// ctas 0: a CTA per member and 64 rows; else that many walk over the distinct experts.
 template <int BATCH>
 static int launch_down(const Down& down, unsigned ctas, int pdl, void* stream) {
     if (ctas == 0) {
@@ -151,7 +152,7 @@ extern "C" int experts_down(float* slots, const void* hidden, const void* w2, co
                             long long rows, long long top, long long experts, long long dim, long long width,
                             long long ctas, int pdl, void* stream) {
     if (rows * top > MAX_PAIRS || dim % CTA_ROWS != 0 || width % BLOCK_COLUMNS != 0) return 1;
-    if (ctas > 0 && experts > MAX_EXPERTS) return 1;
+    if (ctas > 0 && !walkable(experts, dim / TILE_ROWS, ctas)) return 1;
     const Down down{slots,
                     static_cast<const uint16_t*>(hidden),
                     static_cast<const uint16_t*>(w2),
@@ -161,7 +162,8 @@ extern "C" int experts_down(float* slots, const void* hidden, const void* w2, co
                     static_cast<int>(top),
                     static_cast<int>(experts),
                     static_cast<int>(dim),
-                    static_cast<int>(width)};
+                    static_cast<int>(width),
+                    Tiles(dim / TILE_ROWS, shared_w2 != nullptr, ctas)};
     const long long blocks = width / BLOCK_COLUMNS;
     const unsigned grid = static_cast<unsigned>(ctas);
     if (blocks % 6 == 0) return launch_down<6>(down, grid, pdl, stream);

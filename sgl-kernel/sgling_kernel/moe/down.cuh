@@ -1,6 +1,7 @@
 // What both forms of the down product (down.cu) share: operands, a token's hidden values, its sums.
 #pragma once
 
+#include "deal.cuh"
 #include "tile.cuh"
 
 struct Down {
@@ -8,6 +9,7 @@ struct Down {
     const uint16_t *hidden, *w2, *shared_w2;  // shared_w2 null: no shared expert
     const long long* ids;
     int rows, top, experts, dim, width;
+    Tiles tiles;  // of w2
 
     __device__ __forceinline__ int pairs() const { return rows * top; }
     // Row * slots + slot of a pair, and of a row's shared expert; -1 for pair -1 and for a row that does not exist.

@@ -3,53 +3,25 @@
 
 #include "bulk.cuh"
 #include "down.cuh"
-#include "grouping.cuh"
 #include "weights.cuh"
 
 // Warps of a CTA and tiles in a warp's ring. Both are free: they change no bit. Binding and launch know the product.
-constexpr int WALK_WARPS = 16, WALK_STAGES = 2, WALK_TILES = WALK_WARPS * WALK_STAGES;
-
-// The tiles of a CTA: its part of the shared expert's, whose many tokens take longest, then its part of the routed ones
-// in order of the experts. Of both together every CTA has as many, give or take one.
-struct Deal {
-    int tiles, shared, shared_count, routed, count;  // tiles of an expert; the first shared and routed tile; numbers
-
-    __device__ __forceinline__ static int cut(int total, int cta) { return total * cta / static_cast<int>(gridDim.x); }
-    __device__ __forceinline__ static Deal of(const Down& down, int distinct) {
-        const int tiles = down.dim / TILE_ROWS, all = down.shared_w2 ? tiles : 0, total = distinct * tiles;
-        // A CTA with a shared tile more gets a routed one less, where there are enough of them.
-        const bool enough = total >= static_cast<int>(gridDim.x);
-        const auto routed_cut = [&](int to) { return enough ? cut(total + all, to) - cut(all, to) : cut(total, to); };
-        const int cta = static_cast<int>(blockIdx.x), shared = cut(all, cta), routed = routed_cut(cta);
-        const int shared_count = cut(all, cta + 1) - shared;
-        return {tiles, shared, shared_count, routed, shared_count + routed_cut(cta + 1) - routed};
-    }
-};
+constexpr int WALK_WARPS = 12, WALK_STAGES = 2, WALK_TILES = WALK_WARPS * WALK_STAGES;
 
 struct Workplace {
     int experts[MAX_PAIRS];  // of every pair
-    unsigned bits[WARP];     // the chosen ones, and in order:
-    int chosen[MAX_EXPERTS];
-    Deal deal;
-    int next;  // tile of this CTA that no warp has asked for yet
+    unsigned bits[WARP];     // the chosen ones
+    int next;                // tile of this CTA that no warp has asked for yet
     Landing landed[WALK_TILES];
 };
 
 // Fills the workplace. A whole CTA calls it; ends with a barrier.
 __device__ __forceinline__ void prepare(Workplace& place, const Down& down) {
-    const int thread = static_cast<int>(threadIdx.x);
-    if (thread < WARP) place.bits[thread] = 0;
-    if (thread < WALK_TILES) landing_init(place.landed + thread);
-    __syncthreads();
-    stage_experts(place.experts, place.bits, down.ids, down.pairs(), down.experts);
-    const Distinct distinct(place.bits);
-    distinct.list(place.chosen, down.experts);
-    const int count = distinct.count();
-    if (thread == 0) {
-        place.next = WALK_TILES;
-        place.deal = Deal::of(down, count);
-    }
-    __syncthreads();
+    stage_experts(place.experts, place.bits, down.ids, down.pairs(), down.experts, [&] {
+        const int thread = static_cast<int>(threadIdx.x);
+        if (thread < WALK_TILES) landing_init(place.landed + thread);
+        if (thread == 0) place.next = WALK_TILES;
+    });
 }
 
 // A warp's ring. A tile's rows follow one another in memory, so a stage is one copy.
@@ -61,14 +33,11 @@ struct Ring {
     static constexpr int NO_TILE = -2;
 
     // Asks for a tile of the CTA by its number. A whole warp calls it.
-    __device__ __forceinline__ void request(const Workplace& place, const Down& down, int stage, int number) {
-        const Deal& deal = place.deal;
+    __device__ __forceinline__ void request(const Share& share, const Down& down, int stage, int number) {
         int of = NO_TILE, row = 0;
-        if (number < deal.count) {
-            const bool shared = number < deal.shared_count;
-            const int tile = number + (shared ? deal.shared : deal.routed - deal.shared_count);
-            of = shared ? -1 : place.chosen[tile / deal.tiles];
-            row = tile % deal.tiles * TILE_ROWS;
+        if (share.has(number)) {
+            const Tile tile = share.tile(number);
+            of = tile.expert, row = tile.tile * TILE_ROWS;
             if (lane_id() == 0) {
                 const int size = TILE_ROWS * down.width;
                 landing_expect(landed + stage, size * 2);

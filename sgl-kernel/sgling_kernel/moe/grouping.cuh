@@ -15,18 +15,29 @@ __device__ __forceinline__ int nth_bit(unsigned mask, int index) {
     return __ffs(static_cast<int>(mask)) - 1;
 }
 
-// expert[pair] in shared memory for all pairs, `experts` where an id names none and up to the next multiple of WARP.
-// A whole CTA calls it; ends with a barrier. `bits` gets bit e % 32 of word e / 32 for every chosen expert e; it is
-// zero before, which a barrier has made visible.
-__device__ __forceinline__ void stage_experts(int* expert, unsigned* bits, const long long* ids, int pairs,
-                                              int experts) {
-    const int padded = static_cast<int>(ceil_div(pairs, WARP) * WARP);
-    for (int pair = static_cast<int>(threadIdx.x); pair < padded; pair += static_cast<int>(blockDim.x)) {
-        const long long id = pair < pairs ? __ldcg(ids + pair) : experts;  // not a line of L1 from an earlier layer
+// expert[pair] in shared memory for all pairs, `experts` where an id names none and up to the next multiple of WARP;
+// bit e % 32 of word e / 32 of `bits` for every chosen expert e. A whole CTA calls it; ends with a barrier.
+// `meanwhile()` is called while the first ids are on their way.
+template <class Meanwhile>
+__device__ __forceinline__ void stage_experts(int* expert, unsigned* bits, const long long* ids, int pairs, int experts,
+                                              Meanwhile meanwhile) {
+    const int padded = static_cast<int>(ceil_div(pairs, WARP) * WARP), thread = static_cast<int>(threadIdx.x);
+    const auto load = [&](int pair) -> long long {  // not a line of L1 from an earlier layer
+        return pair < pairs ? __ldcg(ids + pair) : experts;
+    };
+    const auto keep = [&](int pair, long long id) {
         const bool named = id >= 0 && id < experts;
         expert[pair] = named ? static_cast<int>(id) : experts;
         if (named) atomicOr(bits + id / WARP, 1u << id % WARP);
-    }
+    };
+    const long long first = load(thread);
+    if (thread < WARP) bits[thread] = 0;
+    meanwhile();
+    __syncthreads();
+    if (thread < padded) keep(thread, first);
+#pragma unroll 1
+    for (int pair = thread + static_cast<int>(blockDim.x); pair < padded; pair += static_cast<int>(blockDim.x))
+        keep(pair, load(pair));
     __syncthreads();
 }
 
@@ -54,15 +65,6 @@ struct Distinct {
 #pragma unroll 1
         for (int skip = index - shfl(before, holder); skip > 0; --skip) mask &= mask - 1;
         return holder * WARP + __ffs(static_cast<int>(mask)) - 1;
-    }
-    // All of them to `chosen`, with room for count(). A whole CTA of full warps calls it; a barrier makes them visible.
-    __device__ __forceinline__ void list(int* chosen, int experts) const {
-        for (int expert = static_cast<int>(threadIdx.x); expert < ceil_div(experts, WARP) * WARP;
-             expert += static_cast<int>(blockDim.x)) {
-            const unsigned bits = shfl(word, expert / WARP), bit = 1u << expert % WARP;
-            const int place = shfl(before, expert / WARP) + __popc(bits & (bit - 1));
-            if (bits & bit) chosen[place] = expert;
-        }
     }
 };
 

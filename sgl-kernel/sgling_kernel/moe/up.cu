@@ -56,12 +56,6 @@ __global__ void __launch_bounds__(SLICES* WARP, 1024 / (SLICES * WARP)) up_each_
 
 // ---- host ----------------------------------------------------------------------------------------------------------
 
-// Whether the walk can list the experts and deal their tiles (Divisor).
-static bool walkable(long long experts, long long width, long long ctas) {
-    const long long tiles = width / TILE_PAIRS, most = (experts + 1) * tiles, limit = 1LL << 32;
-    return experts <= MAX_EXPERTS && ctas < 1024 && tiles < 1024 && most * tiles < limit && most * ctas * ctas < limit;
-}
-
 // ctas 0: a CTA per pair and tile; else that many CTAs walk over the distinct experts.
 template <int SLICES, int BLOCKS>
 static int launch_up(const Up& up, unsigned pairs, unsigned ctas, int pdl, void* stream) {
@@ -81,11 +75,12 @@ static int launch_up(const Up& up, unsigned pairs, unsigned ctas, int pdl, void*
 extern "C" int experts_up(void* hidden, const void* x, const void* w13, const void* shared_w13, const void* ids,
                           long long stride_x, long long rows, long long top, long long experts, long long dim,
                           long long width, float limit, float shared_limit, long long ctas, int pdl, void* stream) {
-    if (rows * top > MAX_PAIRS || width % TILE_PAIRS != 0 || (ctas > 0 && !walkable(experts, width, ctas))) return 1;
+    if (rows * top > MAX_PAIRS || width % TILE_PAIRS != 0) return 1;
+    if (ctas > 0 && !walkable(experts, width / TILE_PAIRS, ctas)) return 1;
     const Up up{static_cast<uint16_t*>(hidden), static_cast<const uint16_t*>(x), static_cast<const uint16_t*>(w13),
                 static_cast<const uint16_t*>(shared_w13), static_cast<const long long*>(ids), stride_x,
                 static_cast<int>(rows), static_cast<int>(top), static_cast<int>(experts), static_cast<int>(dim),
-                static_cast<int>(width), limit, shared_limit};
+                static_cast<int>(width), limit, shared_limit, Tiles(width / TILE_PAIRS, shared_w13 != nullptr, ctas)};
     const unsigned pairs = static_cast<unsigned>(rows * (top + (shared_w13 != nullptr)));
     const unsigned grid = static_cast<unsigned>(ctas);
     switch (dim) {

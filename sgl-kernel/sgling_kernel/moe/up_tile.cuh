@@ -1,6 +1,7 @@
 // What both forms of the up product share: operands, which lane holds which rows of a tile, and the finish of a pair.
 #pragma once
 
+#include "deal.cuh"
 #include "swiglu.cuh"
 #include "tile.cuh"
 
@@ -14,9 +15,9 @@ struct Up {
     long long stride_x;
     int rows, top, experts, dim, width;
     float limit, shared_limit;
+    Tiles tiles;  // of w13
 
     __device__ __forceinline__ int slots() const { return top + (shared_w13 != nullptr); }
-    __device__ __forceinline__ int tiles() const { return width / TILE_PAIRS; }
     // Row 0 of a tile; expert < 0 is the shared one.
     __device__ __forceinline__ const uint16_t* tile(int expert, int tile) const {
         const uint16_t* weights = expert < 0 ? shared_w13 : w13 + static_cast<long long>(expert) * 2 * width * dim;

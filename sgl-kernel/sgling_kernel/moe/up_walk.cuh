@@ -10,7 +10,7 @@
 #pragma once
 
 #include "bulk.cuh"
-#include "up_deal.cuh"
+#include "up_tile.cuh"
 
 constexpr int STAGES = 2;      // of the ring
 constexpr int TOLD = 4;        // turns that are remembered; three are in use: being finished, multiplied, told
@@ -56,13 +56,9 @@ struct Turn {
     float limit;
 };
 
-struct Step {
-    int expert, tile;
-};
-
 struct Workplace {
     alignas(16) float sums[2][MAX_SLICES * TILE_SUMS];
-    Step steps[STAGES];  // in the ring
+    Tile steps[STAGES];  // in the ring
     Turn turns[TOLD];
     Tokens tokens[TOLD];
     int experts[MAX_PAIRS];
@@ -99,7 +95,7 @@ __device__ __forceinline__ void tell_turns(const Up& up, const Deal& deal, const
                                            Workplace& shared) {
     const Distinct chosen(shared.bits);
     Place place(deal, chosen);
-    const int steps = place.left, begun = min(deal.shared_count, STAGES);  // begun: requested before the wait
+    const int steps = place.left, begun = min(deal.shared.count, STAGES);  // begun: requested before the wait
     int asked = 0, step = 0, base = 0, count = 0, listed = -2, tokens = 0;  // listed: the expert of `tokens`
     for (int turn = -1;; ++turn) {
         int reading = 0;  // the step that is being multiplied; those before it have been
@@ -111,14 +107,14 @@ __device__ __forceinline__ void tell_turns(const Up& up, const Deal& deal, const
         for (; asked < min(steps, reading + STAGES); ++asked) {
             if (asked >= begun && lane_id() == 0) ring.request(asked, up.tile(place.expert, place.tile));
             shared.steps[asked % STAGES] = {place.expert, place.tile};
-            place.next(deal, chosen);
+            place.advance(deal, chosen, 1);
         }
         Turn& told = shared.turns[(turn + 1) % TOLD];
         if (step == steps) {
             told.step = -1;
             continue;
         }
-        const Step at = shared.steps[step % STAGES];
+        const Tile at = shared.steps[step % STAGES];
         const bool fresh = at.expert != listed || count > TILE_TOKENS;
         if (fresh) {
             tokens = (tokens + 1) % TOLD;
@@ -184,17 +180,15 @@ __global__ void __launch_bounds__((SLICES + HELPERS) * WARP, 2) up_grouped_kerne
     __shared__ Workplace shared;
     SGLING_DYNAMIC_SHARED(uint16_t, memory);
     const Ring<SLICES, BLOCKS> ring{memory, shared.landed};
-    const Deal deal(up);
+    const Deal deal(up.tiles);
     if (warp_id() == SLICES && lane_id() == 0) {
         for (int stage = 0; stage < STAGES; ++stage) landing_init(shared.landed + stage);
-        for (int step = 0; step < min(deal.shared_count, STAGES); ++step)
-            ring.request(step, up.tile(-1, deal.shared + step));
+        for (int step = 0; step < min(deal.shared.count, STAGES); ++step)
+            ring.request(step, up.tile(-1, deal.shared.first + step));
     }
-    if (threadIdx.x < WARP) shared.bits[threadIdx.x] = 0;
-    __syncthreads();
     pdl_wait();
     pdl_trigger();
-    stage_experts(shared.experts, shared.bits, up.ids, up.rows * up.top, up.experts);
+    stage_experts(shared.experts, shared.bits, up.ids, up.rows * up.top, up.experts, [] {});
     if (warp_id() < SLICES)
         multiply_turns(up, ring, shared);
     else if (warp_id() == SLICES)

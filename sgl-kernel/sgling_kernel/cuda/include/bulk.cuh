@@ -6,6 +6,7 @@
 //                __syncwarp()): bulk_copy(to, from, bytes, bar), addresses and sizes multiples of 16
 //   any thread:  landing_wait(bar, n % 2) returns when the copies of round n = 0, 1, ... lie in shared memory
 //
+// What is copied is a weight, which nobody reads again in this step: its lines are the first to leave L2.
 // A place is copied over again only behind a barrier of the threads that read it. In the emulation, copies land at the
 // wait, and a wait for copies that no thread has asked for is an error.
 #pragma once
@@ -43,9 +44,13 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, int 
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
     const uint32_t at = static_cast<uint32_t>(__cvta_generic_to_shared(bar));
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(global), "r"(bytes), "r"(at)
-                 : "memory");
+    uint64_t once;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(once));
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;"
+        :
+        : "r"(to), "l"(global), "r"(bytes), "r"(at), "l"(once)
+        : "memory");
 #else
     __trap();
 #endif
