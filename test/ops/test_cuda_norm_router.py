@@ -77,7 +77,7 @@ def test_other_shares_are_refused(share):
 def test_every_row_belongs_to_a_share():
     for rows in range(1, dispatch.SMALL_ROWS + 1):
         assert 1 <= cuda.tokens_per_cta(rows) <= 6
-    assert [cuda.tokens_per_cta(rows) for rows in (1, 2, 6, 8, 9, 17, 160)] == [1, 2, 3, 4, 3, 6, 6]
+    assert [cuda.tokens_per_cta(rows) for rows in (1, 2, 6, 8, 9, 17, 160)] == [1, 1, 2, 3, 3, 6, 6]
 
 
 def test_rows_of_nan_and_infinity_stay_where_they_are():
@@ -118,9 +118,9 @@ def test_it_says_why_it_refuses():
 
 @pytest.mark.parametrize("width", [320, 544])
 def test_what_one_node_cannot_take_runs_as_two(monkeypatch, width):
-    """Rows of another length, and prefill chunks."""
+    """Rows of another length, and steps that are too wide for it to pay."""
     x, residual, norm, w = operands(3, width, 16)
-    monkeypatch.setattr(dispatch, "SMALL_ROWS", 3 if width == 544 else 2)
+    monkeypatch.setattr(cuda, "NORM_PRODUCT_ROWS", 3 if width == 544 else 2)
     monkeypatch.setattr(cuda, "add_rms_norm_router", None)  # must not be called
     got, want = add_rms_norm_router(x, residual, norm, EPS, w), in_two_nodes(x, residual, norm, w)
     assert same_bits(got[0], want[0]) and same_bits(got[1], want[1])

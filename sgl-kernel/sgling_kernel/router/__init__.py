@@ -16,10 +16,10 @@ def add_rms_norm_router(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(normed, new residual, router logits) of x + residual; see reference.add_rms_norm_router.
 
-    Decode steps on a GPU run it as one node, with the bits of the two it stands for. It reads the residual early:
+    Narrow steps on a GPU run it as one node, with the bits of the two it stands for. It reads the residual early:
     between the node that wrote it and this one must lie another.
     """
-    if dispatch.use_triton(x) and dispatch.is_decode_sized(x.shape[0]):
+    if dispatch.use_triton(x) and x.shape[0] <= cuda.NORM_PRODUCT_ROWS:
         reason = cuda.why_not_norm_product(x, residual, norm_weight, router_weight)
         if dispatch.usable("router.norm_product", reason):
             return cuda.add_rms_norm_router(x, residual, norm_weight, eps, router_weight)

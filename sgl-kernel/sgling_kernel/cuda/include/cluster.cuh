@@ -70,12 +70,8 @@ static int sgling_launch_cluster_shared(void (*kernel)(Params...), unsigned clus
 #ifdef SGLING_EMULATE
     return sgling_launch(kernel, grid, block, shared, stream, pdl, args...);
 #else
-    if (shared > 0) {
-        const cudaError_t error =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
-        if (error != cudaSuccess) return error;
-    }
     if (cluster == 1) return sgling_launch(kernel, grid, block, shared, stream, pdl, args...);
+    if (const int error = sgling_tell_shared(kernel, shared); error != 0) return error;
     cudaLaunchAttribute attributes[2]{};
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = cluster;

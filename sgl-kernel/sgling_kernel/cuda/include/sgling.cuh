@@ -203,16 +203,19 @@ __device__ __forceinline__ void mma_bf16_16816(float (&d)[4], const uint32_t (&a
 // ---- host ----------------------------------------------------------------------------------------------------------
 
 #ifndef SGLING_EMULATE
+// Tells a kernel of its dynamic shared memory: more than 48 KB needs that, those it declares itself included.
+template <class... Params>
+static int sgling_tell_shared(void (*kernel)(Params...), size_t shared) {
+    if (shared == 0) return cudaSuccess;
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+}
+
 // Launches kernel(args...) on a stream; pdl != 0 lets it start before its predecessor ends (it must call pdl_wait()).
-// Returns the cudaError_t; above 48 KB of dynamic shared memory the kernel is told so first.
+// Returns the cudaError_t.
 template <class... Params, class... Args>
 static int sgling_launch(void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared, void* stream, int pdl,
                          Args... args) {
-    if (shared > 48 * 1024) {
-        const cudaError_t error =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
-        if (error != cudaSuccess) return error;
-    }
+    if (const int error = sgling_tell_shared(kernel, shared); error != 0) return error;
     cudaLaunchAttribute attribute{};
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
