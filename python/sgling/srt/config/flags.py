@@ -14,6 +14,7 @@ import json
 import re
 import typing
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 
 class ServerArgsError(ValueError):
@@ -131,6 +132,7 @@ _READERS: dict[type, tuple[Callable, str]] = {
     float: (float, "a number"),
     dict: (parse_json_object, "a JSON object"),
     str: (str, "text"),
+    Path: (Path, "a path"),
 }
 
 
