@@ -202,7 +202,7 @@ def kernel_files() -> dict[tuple[str, str], str]:
     """(form, kernel function) -> file, of every CUDA and Triton kernel of the package."""
     found: dict[tuple[str, str], str] = {}
     for form, pattern in KERNEL.items():
-        for path in sorted(PACKAGE.rglob("*.cu" if form == "CUDA" else "*kernel.py")):
+        for path in sorted(PACKAGE.rglob("*.cu*" if form == "CUDA" else "*kernel.py")):
             for name in re.findall(pattern, path.read_text(encoding="utf-8")):
                 found.setdefault((form, name), str(path.relative_to(PACKAGE)))
     return found

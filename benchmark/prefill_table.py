@@ -21,14 +21,14 @@ PEAK_TFLOPS = 790.0  # dense bf16 products on an H200, measured
 CHUNK = 64  # tokens per chunk of the KDA chunk form
 FAMILIES = (  # first match names the family
     ("KDA chunk form", r"l2norm|chunk_|recompute_w_u|cumsum"),
-    ("KDA conv and decay", r"^_conv_kernel|^_decay_kernel"),
+    ("KDA inputs, hand-over", r"^_conv_kernel|^_gates_kernel|^_hand_over_kernel"),
     ("attention", r"flash|fmha|sdpa|attention"),
+    ("router top-k", r"topk"),
     ("grouped experts", r"[Gg]roup(ed|Problem)|grouped_mm"),
     ("dense products", r"gemm|nvjet|cutlass|xmma|_kernel_splitK|splitKreduce|whole_kernel|sliced_kernel|small_m"),
-    ("router top-k", r"topk"),
     ("norms, gates", r"rms|head_gate|gated"),
     ("combine, SwiGLU", r"combine|swiglu"),
-    ("sort by expert", r"[Ss]ort|[Rr]adix|searchsorted|[Ss]can"),
+    ("sort by expert", r"^_count_pairs|^_place_pairs|^_spread_rows"),
     ("copies", r"[Mm]emcpy|[Mm]emset|copy|Cat|index_select|gather"),
     ("elementwise", r"at::native|elementwise"),
 )

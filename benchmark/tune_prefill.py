@@ -42,7 +42,8 @@ def prefill_layer(tokens: int, heads: int, dim: int) -> None:
         torch.randn(tokens, width, **bf16),
         torch.randn(tokens, heads, **bf16),
     )
-    gpu.kda_prefill(*rows, params, torch.zeros(3, 3 * width, **bf16), torch.zeros(heads, dim, dim, device=device))
+    pools = torch.zeros(1, 3, 3 * width, **bf16), torch.zeros(1, heads, dim, dim, device=device)
+    gpu.kda_extend(*rows, params, *pools, torch.zeros(1, dtype=torch.int64, device=device))
     torch.cuda.synchronize()
 
 

@@ -63,4 +63,4 @@ def test_plan_of_the_embedded_drafter_covers_every_choice():
     assert {"taps", "layers", "attention", "rope_style", "markov_type", "length", "l1"} <= changed
     for variant in plan:
         assert TrainDraftArgs.read(command_line(variant.flags), "dspark").error() is None
-        assert variant.flags["seconds"] <= 60
+        assert variant.flags["steps"] == plan[0].flags["steps"]

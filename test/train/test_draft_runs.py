@@ -299,7 +299,13 @@ def test_plan_of_an_ablation_is_checked(tmp_path):
     plan = read_plan(path, AblateArgs(plan=path))
     assert [(variant.name, variant.flags["layers"]) for variant in plan] == [("a", 2), ("b", 3)]
     assert read_plan(path, AblateArgs(plan=path, seconds=5.0, only=["b"]))[0].flags["seconds"] == 5.0
+    path.write_text("base: {steps: 30}\nvariants:\n- {name: a}\n")
+    assert "steps" not in read_plan(path, AblateArgs(plan=path, seconds=5.0))[0].flags
     for text, message in (
+        ("variants: [{name: a, seconds: 1, steps: 2}]", "exclude each other"),
+        ("variants: [{name: a, steps: 2, rows: many}]", "another type"),
+        ("variants: [{name: a, steps: 2, layers: 0}]", "--layers must be positive"),
+        ("variants: [{name: a, steps: 2, chain: 3}]", "--chain: not for dspark"),
         ("variants: 3", "list of variants"),
         ("variants: [{layers: 2}]", "with a name"),
         ("variants: [{name: a, seconds: 1, wings: 2}]", "'wings'"),

@@ -1,8 +1,9 @@
-"""Ranks variants of one drafter: each trained for at most a minute on one common pool, in turn over the GPUs.
+"""Ranks variants of one drafter: each trained for as many steps, or at most a minute, on one pool, in turn over the GPUs.
 
 The plan is YAML: ``base`` holds flags of ``sgling train-draft dspark``, ``variants`` a list of {name, ...flags}; every
-variant is the base with its own flags on top. The ranking is by simulated accept length; it says which choice is worth
-a full run, and nothing about how far a full run gets.
+variant is the base with its own flags on top. Variants that share a GPU run at speeds of their own: a ranking by steps
+is fairer than one by seconds. It is by simulated accept length, and says which choice is worth a full run, and nothing
+about how far a full run gets.
 """
 
 from __future__ import annotations
@@ -64,14 +65,25 @@ def read_plan(path: Path, args: AblateArgs) -> list[Variant]:
         if unknown := sorted(set(merged) - (known - set(OWN))):
             raise ServerArgsError(f"{path}: variant {entry['name']}: unknown flag {unknown[0]!r}")
         if args.seconds is not None:
-            merged["seconds"] = args.seconds
-        if "steps" not in merged and not 0 < merged.get("seconds", 0) <= MAX_SECONDS:
-            raise ServerArgsError(f"{path}: variant {entry['name']}: seconds must lie in 0 ... {MAX_SECONDS:.0f}")
+            merged = {key: value for key, value in merged.items() if key != "steps"} | {"seconds": args.seconds}
+        if error := fault(merged):
+            raise ServerArgsError(f"{path}: variant {entry['name']}: {error}")
         variants.append(Variant(entry["name"], merged))
     chosen = [variant for variant in variants if args.only is None or variant.name in args.only]
     if len({variant.name for variant in variants}) != len(variants) or not chosen:
         raise ServerArgsError(f"{path}: names of variants must differ, and one must be chosen")
     return chosen
+
+
+def fault(flags: Mapping[str, Any]) -> str | None:
+    """What a run with these flags would refuse, before anything is made for it."""
+    if "steps" not in flags and not 0 < flags.get("seconds", 0) <= MAX_SECONDS:
+        return f"give steps, or seconds in 0 ... {MAX_SECONDS:.0f}"
+    try:
+        args = TrainDraftArgs(**flags)
+        return args.error() or args.unread("dspark")
+    except TypeError as error:
+        return f"a flag has a value of another type: {error}"
 
 
 def command_line(flags: Mapping[str, Any]) -> list[str]:
@@ -132,7 +144,7 @@ def format_table(outcomes: Sequence[Outcome], where: str) -> str:
         "# Drafter ablation",
         "",
         f"Written by `sgling train-draft ablate` on {today}, {where}. **A ranking only**:",
-        "each variant had at most a minute of training. Simulated accept length, greedy, on held-out prompts.",
+        "a variant is trained for a minute or so. Simulated accept length, greedy, on held-out prompts.",
         "",
         f"| {' | '.join(head)} |",
         f"|{'---|' * len(head)}",

@@ -112,7 +112,7 @@ def train(kind: str, args: TrainDraftArgs) -> Path:
     source = make_source(args, setup.target, setup.stream)
     try:
         given = announce(source.samples)
-        held_out = setup.held_out()
+        held_out = [] if args.steps == 0 else setup.held_out()  # the pool alone is wanted
         task = setup.make_task(setup.target)
         report = Trainer(args, task, LocalFeed(source, setup.target), held_out).run()
     finally:
