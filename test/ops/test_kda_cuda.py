@@ -12,7 +12,6 @@ from sgling_kernel.kda import cuda, reference
 from sgling_kernel.kda.cuda import REPLAY, Grid, chain
 
 GPU = torch.cuda.is_available()
-DEVICE = "cuda" if GPU else "cpu"
 BF16, LAYERS = torch.bfloat16, 2
 SHAPES = [(2, 128, 17, 3), (8, 128, 6, 1), (4, 64, 9, 2)] if GPU else [(2, 32, 3, 2), (1, 64, 4, 2), (1, 128, 2, 1)]
 shapes = pytest.mark.parametrize(("heads", "dim", "width", "bs"), SHAPES)

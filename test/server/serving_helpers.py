@@ -15,10 +15,12 @@ from sgling.srt.config.model_config import ModelConfig
 from sgling.srt.config.model_path import ASSETS_DIR
 from sgling.srt.config.server_args import ServerArgs
 from sgling.srt.managers.channel import QueueChannel
+from sgling.srt.managers.generate_req import GenerateReqInput
 from sgling.srt.managers.scheduler_job import serve_scheduler
 from sgling.srt.managers.tokenizer_manager import TokenizerManager
 
 VOCAB_SIZE = 512
+IDS = [40, 41, 42, 43]  # a prompt
 CORPUS = [
     "The quick brown fox jumps over the lazy dog. " * 4,
     "서울은 한국의 수도입니다. 안녕하세요 세계! " * 4,
@@ -82,3 +84,25 @@ async def until(condition, timeout_s: float = 3.0) -> None:
     async with asyncio.timeout(timeout_s):
         while not condition():
             await asyncio.sleep(0.005)
+
+
+def request(**body) -> GenerateReqInput:
+    """A native request; ``max_new_tokens`` and friends may be given flat."""
+    names = ("max_new_tokens", "n", "ignore_eos", "sampling_seed")
+    params = {name: body.pop(name) for name in names if name in body}
+    return GenerateReqInput.from_json({"input_ids": IDS, "sampling_params": params, **body})
+
+
+async def collect(manager, obj) -> list[dict]:
+    """Every answer to a request."""
+    return [answer async for answer in manager.generate_request(obj)]
+
+
+def serve(test, **options):
+    """Run an async test against a manager over a fake scheduler."""
+
+    async def body():
+        async with running_manager(small_tokenizer(), **options) as (manager, scheduler):
+            await test(manager, scheduler)
+
+    asyncio.run(body())

@@ -175,6 +175,14 @@ def test_a_drain_ends_at_its_time_limit(launch):
     server.wait_for_line("--drain-timeout is over: 1 requests are aborted")
 
 
+def test_a_drain_with_nothing_to_wait_for_is_no_abort_however_short_its_time(launch):
+    server = launch("--skip-server-warmup", "--drain-timeout", "0.2")
+    with server.ready():
+        server.process.send_signal(signal.SIGTERM)
+    assert server.status() == 0
+
+
+
 def test_a_drain_does_not_wait_for_an_engine_that_is_stuck(launch, monkeypatch):
     """Without a limit it hung for ever, with nobody left who could answer."""
     monkeypatch.setenv("SGLANG_HEALTH_CHECK_TIMEOUT", "1")

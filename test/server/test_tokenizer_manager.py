@@ -1,4 +1,4 @@
-"""Tokenizer manager over a scripted scheduler: answers, batches, aborts, duplicate ids, health, death."""
+"""Tokenizer manager over a scripted scheduler: answers, batches, aborts, duplicate ids."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ from contextlib import aclosing
 
 import pytest
 
-from server.fake_scheduler import CRASH, EOS, MAX_RUNNING, MUTE, REFUSE, SLOW
-from server.serving_helpers import running_manager, small_tokenizer, until
+from server.fake_scheduler import EOS, MAX_RUNNING, MUTE, REFUSE, SLOW
+from server.serving_helpers import IDS, collect, request, running_manager, serve, small_tokenizer, until
 from sgling.srt.managers.generate_req import GenerateReqInput, RequestError
 from sgling.srt.managers.request_observer import MetricsObserver, RequestLog
 from sgling.srt.observability.metrics import ServerMetrics
-
-IDS = [40, 41, 42, 43]
-
 
 FINAL_META = {
     "id": "a",
@@ -38,27 +35,6 @@ FINAL_META = {
     "spec_width_histogram": [],
     "spec_depth_reason": "",
 }
-
-
-def request(**body) -> GenerateReqInput:
-    """A native request; ``max_new_tokens`` and friends may be given flat."""
-    names = ("max_new_tokens", "n", "ignore_eos", "sampling_seed")
-    params = {name: body.pop(name) for name in names if name in body}
-    return GenerateReqInput.from_json({"input_ids": IDS, "sampling_params": params, **body})
-
-
-async def collect(manager, obj) -> list[dict]:
-    return [answer async for answer in manager.generate_request(obj)]
-
-
-def serve(test, **options):
-    """Run an async test against a manager over a fake scheduler."""
-
-    async def body():
-        async with running_manager(small_tokenizer(), **options) as (manager, scheduler):
-            await test(manager, scheduler)
-
-    asyncio.run(body())
 
 
 def test_stream_is_cumulative_with_one_answer_per_increment():
@@ -285,75 +261,6 @@ def test_engine_failure_of_one_request():
         with pytest.raises(RequestError, match="out of memory"):
             await collect(manager, request(input_ids=[[MUTE], [REFUSE]]))
         await until(lambda: not scheduler.live)  # the neighbour in the batch was aborted
-
-    serve(test)
-
-
-def test_dead_scheduler_fails_everyone_and_turns_health_red():
-    async def test(manager, scheduler):
-        assert await manager.health_check(2.0)
-        waiting = asyncio.create_task(collect(manager, request(input_ids=[MUTE])))
-        await until(lambda: manager.num_live == 1)
-        with pytest.raises(RequestError, match="scripted crash") as error:
-            await collect(manager, request(input_ids=[CRASH]))
-        assert error.value.status_code == 500
-        with pytest.raises(RequestError, match="scripted crash"):
-            await waiting
-        assert not await manager.health_check(2.0) and not manager.is_healthy and not manager.ready
-        for call in (collect(manager, request()), manager.internal_state(), manager.flush_cache()):
-            with pytest.raises(RequestError, match="scripted crash") as error:
-                await call
-            assert error.value.status_code == 503
-        await asyncio.wait_for(manager.drain(), 1)
-
-    serve(test)
-
-
-def test_health_probes_never_pile_up():
-    async def test(manager, scheduler):
-        results = await asyncio.gather(*(manager.health_check(2.0) for _ in range(50)))
-        assert all(results)
-        assert len(scheduler.seen) == 1 and scheduler.seen[0].startswith("HEALTH_CHECK")
-        await until(lambda: not scheduler.live)
-        task = asyncio.create_task(collect(manager, request(input_ids=[MUTE])))
-        await until(lambda: manager.num_live == 1)
-        assert await manager.health_check(2.0)  # busy without output: the loop answers, no probe request is queued
-        assert len(scheduler.seen) == 2
-        task.cancel()
-
-    serve(test)
-
-
-def test_silent_scheduler_is_unhealthy_until_it_speaks_again():
-    async def test(manager, scheduler):
-        handle, held = scheduler.handle, []
-        scheduler.handle = held.append
-        for _ in range(3):
-            assert not await manager.health_check(0.05)
-        assert not manager.is_healthy
-        kinds = [type(message).__name__ for message in held]
-        assert kinds.count("TokenizedGenerateReqInput") == 1  # one probe, however often it was asked for
-        scheduler.handle = handle
-        for message in held:
-            handle(message)
-        await until(lambda: manager.is_healthy)  # its late answers count, without another probe
-        await until(lambda: not scheduler.live)
-        assert await manager.health_check(2.0) and manager.is_healthy
-
-    serve(test)
-
-
-def test_drain_waits_for_the_last_request():
-    async def test(manager, scheduler):
-        running = asyncio.create_task(collect(manager, request(input_ids=[SLOW], max_new_tokens=12)))
-        await until(lambda: manager.num_live == 1)
-        drain = asyncio.create_task(manager.drain())
-        await asyncio.sleep(0.01)
-        assert not manager.ready and not drain.done()
-        late = asyncio.create_task(collect(manager, request(max_new_tokens=3)))  # still taken
-        await asyncio.wait_for(drain, 3)
-        assert manager.num_live == 0
-        assert len((await running)[0]["output_ids"]) == 12 and len((await late)[0]["output_ids"]) == 3
 
     serve(test)
 

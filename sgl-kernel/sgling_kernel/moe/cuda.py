@@ -53,8 +53,8 @@ def up(x: Tensor, experts: ExpertWeights, shared: ExpertWeights | None, ids: Ten
     """SwiGLU of the up products: x [N, d] -> [N, slots, I], the shared expert last.
 
     ``ctas`` picks the form, which changes no bit: 0 = a CTA per pair and tile, else that many CTAs over the distinct
-    experts. Default: the former below ``_WALK_ROWS`` rows and before compute capability 9.0, else one CTA per
-    multiprocessor.
+    experts. Default: the former below ``_WALK_ROWS`` rows, above ``MAX_WALKED_EXPERTS`` experts and before compute
+    capability 9.0, else one CTA per multiprocessor.
     """
     (rows, dim), top, width = x.shape, ids.shape[1], experts.w2.shape[-1]
     hidden = torch.empty(rows, top + (shared is not None), width, dtype=x.dtype, device=x.device)

@@ -45,14 +45,27 @@ class SweepArgs(ServerArgs):
 
     def engine_flags(self) -> dict:
         """Keyword arguments of the engine that is swept: drafts as deep as the grid goes."""
-        flags = {"cuda_graph_max_bs_decode": max(self.batch_sizes), **at_fixed_depth(self)}
+        batches = {"cuda_graph_max_bs_decode": max(self.batch_sizes)} if has_graphs(self.device) else {}
+        flags = {**batches, **at_fixed_depth(self)}
         return {**flags, "speculative_algorithm": "NEXTN", "speculative_num_steps": self.max_steps}
 
 
-def at_fixed_depth(args: ServerArgs) -> dict:
-    """Engine keyword arguments of ``args`` with every step as wide as its request allows: what a measurement needs.
+def has_graphs(device: str) -> bool:
+    """Whether an engine with this ``--device`` runs on a GPU: a CPU is not asked for graphs, and so refuses none."""
+    import torch  # here, so that --help and usage errors do not wait for it
 
-    On a GPU every width runs in graphs, so that narrow steps are not slower for another reason than their width.
+    return device != "cpu" and torch.cuda.is_available()
+
+
+def every_width(device: str) -> dict:
+    """Engine keyword arguments that capture every width where there are graphs.
+
+    Narrow steps are then not slower for another reason than their width.
     """
-    given = {"cuda_graph_all_widths": True, **args.given()}
+    return {"cuda_graph_all_widths": True} if has_graphs(device) else {}
+
+
+def at_fixed_depth(args: ServerArgs) -> dict:
+    """Engine keyword arguments of ``args`` with every step as wide as its request allows: what a measurement needs."""
+    given = {**every_width(args.device), **args.given()}
     return {name: value for name, value in given.items() if name not in _CHOOSING}

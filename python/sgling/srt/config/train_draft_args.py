@@ -11,7 +11,6 @@ from sgling.srt.config.dspark_config_readers import MARKOV_TYPES
 from sgling.srt.config.flags import ServerArgsError, build_parser, field_default, flag, option_name, parse_flags
 from sgling.srt.config.model_path import DEFAULT_MODEL
 
-KINDS = ("dspark", "nextn")
 GENERATORS = ("batched", "engine")
 
 
@@ -179,7 +178,7 @@ class AblateArgs:
     plan: Path | None = flag(None, "YAML file: base flags and variants")
     output: Path = flag(Path("ablation-run"), "folder of the runs")
     table: Path | None = flag(None, "Markdown file the ranking is written to; default: docs/drafter-ablation.md")
-    seconds: float | None = flag(None, "training time of each variant, instead of the plan's (at most 60)")
+    seconds: float | None = flag(None, "training time of each variant, at most 60, in place of the plan's steps")
     pool: str | None = flag(None, "pool file to train on; default: one made with the base's flags")
     parallel: int = flag(1, "variants at a time, in turn over the visible GPUs")
     only: list[str] | None = flag(None, "names of variants to run; default: all")

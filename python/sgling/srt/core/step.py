@@ -102,8 +102,8 @@ class StepOutput(NamedTuple):
         accept_lens: int64 [bs], 0 for padded rows and for a prefill chunk that does not end its prompt.
         logprobs: rows bs*W in the order of ``tokens``, or None.
         prompt_logprobs: prefill only, rows of the chunk from ``prompt_logprob_start``, or None.
-        packed: int64 [bs, W + 1], tokens and accept length side by side in a graph's persistent buffer (the first two
-            fields are views of it), or None when they are tensors of their own.
+        packed: int64 [bs, W + 1], tokens and accept length side by side (the first two fields are views of it): this
+            step's copy of what a graph left in its buffer. None when they are tensors of their own.
         schedule: confidences and verify lengths when the step asked for ``verify_rows``, or None.
     """
 

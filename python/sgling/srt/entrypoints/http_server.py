@@ -1,8 +1,9 @@
 """``launch_server``: starts the scheduler processes and the HTTP server, and sees them through to their end.
 
 Order of a start: bind the port, start the schedulers, wait until they are ready, listen, warm up, be healthy.
-Ways to end: SIGTERM drains and exits 0; SIGINT ends at once; a dead scheduler turns health red, fails the waiting
-requests, and takes the server down with status 1 after a short grace.
+Ways to end: SIGTERM drains and exits 0 (143 when ``--drain-timeout`` is over first, 1 when the engine is stuck);
+SIGINT ends at once; a dead scheduler turns health red, fails the waiting requests, and takes the server down with
+status 1 after a short grace (docs/serving.md).
 """
 
 from __future__ import annotations
@@ -265,8 +266,10 @@ class Server:
             elif drain.done():
                 ending = Ending.DRAINED
             elif deadline is not None and time.monotonic() >= deadline:
-                logger.warning("--drain-timeout is over: %d requests are aborted", self._manager.num_live)
-                ending = Ending.TERMINATED
+                left = self._manager.num_live
+                ending = Ending.TERMINATED if left else Ending.DRAINED
+                if left:
+                    logger.warning("--drain-timeout is over: %d requests are aborted", left)
         drain.cancel()
         stuck.cancel()
         return ending

@@ -76,7 +76,6 @@ class TokenizerManager:
         self.observers = observers
         self.scheduler_info: SchedulerReady | None = None
         self.ready = False
-        self.draining = False
         self.died: str | None = None  # message of a scheduler that has failed
         self.acceptance_smoke: NamedTuple | None = None  # what the smoke at start found
         self.control = ControlCalls(channel)
@@ -115,7 +114,6 @@ class TokenizerManager:
 
     async def drain(self) -> None:
         """Stop being ready at once; return when every request has finished."""
-        self.draining = True
         self.ready = False
         while self._live and self.died is None:
             await self._idle.wait()

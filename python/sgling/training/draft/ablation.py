@@ -1,15 +1,14 @@
-"""Ranks variants of one drafter: each trained for as many steps, or at most a minute, on one pool, in turn over the GPUs.
+"""Ranks variants of one drafter: each trained for some steps, or at most a minute, on one pool, in turn over the GPUs.
 
 The plan is YAML: ``base`` holds flags of ``sgling train-draft dspark``, ``variants`` a list of {name, ...flags}; every
-variant is the base with its own flags on top. Variants that share a GPU run at speeds of their own: a ranking by steps
-is fairer than one by seconds. It is by simulated accept length, and says which choice is worth a full run, and nothing
-about how far a full run gets.
+variant is the base with its own flags on top, and is checked before the pool is made. Variants that share a GPU run at
+speeds of their own: a ranking by steps is fairer than one by seconds. It is by simulated accept length, and says which
+choice is worth a full run, and nothing about how far a full run gets.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -26,7 +25,6 @@ from sgling.srt.config.flags import ServerArgsError, flag_fields, option_name
 from sgling.srt.config.train_draft_args import AblateArgs, TrainDraftArgs
 from sgling.srt.observability.machine import gpu_facts
 
-logger = logging.getLogger(__name__)
 MAX_SECONDS = 60.0
 DEFAULT_TABLE = Path("docs/drafter-ablation.md")
 OWN = ("output", "pool", "resume", "no_acceptance_check", "disable_tqdm", "split_serve")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import threading
 import time
 from pathlib import Path
@@ -16,8 +15,6 @@ from .run import Setup
 from .sources import FreshSource
 from .streams import POLL_S, Link, Stopped
 from .target import Features
-
-logger = logging.getLogger(__name__)
 
 
 class Outbox:

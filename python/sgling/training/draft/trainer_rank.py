@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 import torch
 import torch.distributed as dist
@@ -15,8 +13,6 @@ from .run import Setup, activations, announce, finish
 from .streams import Link, Sizes
 from .target import Features
 from .trainer import Ranks, Trainer
-
-logger = logging.getLogger(__name__)
 
 
 class RemoteFeed:
