@@ -9,9 +9,7 @@ from ops.kda_case import make_params, make_pools, make_rows, make_store, same_bi
 from sgling_kernel.cache_locs import kernel as locs_kernel
 from sgling_kernel.cache_locs import reference as locs_reference
 from sgling_kernel.kda import kernel as kda_kernel
-from sgling_kernel.kda import prefill_kernel
 from sgling_kernel.kda import reference as kda_reference
-from sgling_kernel.kda.recurrence import gates, short_conv
 from sgling_kernel.linear import kernel as linear_kernel
 from sgling_kernel.logits import kernel as logits_kernel
 from sgling_kernel.logits import reference as logits_reference
@@ -128,14 +126,10 @@ def test_experts_by_pair(dtype, limit, shared_limit):
 
 
 @dtypes
-def test_swiglu_and_combine(dtype):
+def test_swiglu(dtype):
     gu = strided(5, 80, dtype)
     for limit in (None, 0.5):
         close(moe_kernel.swiglu(gu, limit), moe_reference.swiglu(gu, limit), dtype)
-    down, weights = torch.randn(15, 72).to(dtype), torch.rand(5, 3)
-    place = torch.randperm(15).view(5, 3)
-    want = (down[place].float() * weights[..., None]).sum(1)
-    close(moe_kernel.combine(down, place, weights, dtype), want, dtype)
 
 
 def round_of(dtype, width, heads=2, dim=24, bs=3, layers=2):
@@ -188,17 +182,6 @@ def test_kda_decode_equals_a_committed_verify(dtype):
             assert equal(out, whole.view(3, width, *out.shape[1:])[:, j].contiguous(), dtype)
     kda_kernel.commit_replay(*verified, ring, slots, seq_lens, torch.full_like(slots, width), width)
     assert all(equal(a[:, 1:], b[:, 1:], dtype) for a, b in zip(stepped, verified, strict=True))
-
-
-@dtypes
-def test_kda_prefill_inputs(dtype):
-    params, rows, pools, *_ = round_of(dtype, 7)
-    window = pools.conv[0, 1]
-    convolved = prefill_kernel.convolve(rows[0].qkv, window, params[0].conv_weight)
-    whole = torch.cat((window, rows[0].qkv))[None]
-    close(convolved, short_conv(whole, params[0].conv_weight, torch.float32)[0], dtype)
-    g, _ = gates(rows[0].f, rows[0].b, params[0], torch.float32)
-    close(prefill_kernel.log_decay(rows[0].f, params[0]).flatten(1), g, torch.float32)
 
 
 def paged(seq_lens, width, dtype, latent, rope):

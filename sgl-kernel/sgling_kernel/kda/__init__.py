@@ -15,6 +15,7 @@ __all__ = [
     "commit_replay",
     "commit_staged",
     "kda_decode",
+    "kda_extend",
     "kda_prefill",
     "kda_verify_replay",
     "kda_verify_staged",
@@ -112,11 +113,21 @@ def commit_replay(
 def kda_prefill(
     qkv: Tensor, f: Tensor, b: Tensor, p: KDAParams, conv_window: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """T tokens of one request; see reference.kda_prefill. On a GPU through fla-core's chunk kernel where it exists."""
-    args = (qkv, f, b, p, conv_window, state)
+    """T tokens of one request in the chunk form of plain torch, on any device; see reference.kda_prefill."""
+    return cpu.kda_prefill(qkv, f, b, p, conv_window, state)
+
+
+def kda_extend(
+    qkv: Tensor, f: Tensor, b: Tensor, p: KDAParams, conv_pool: Tensor, state_pool: Tensor, state_slots: Tensor
+) -> Tensor:
+    """A chunk of one request's prompt, its slot updated in place; see reference.kda_extend.
+
+    On a GPU through fla-core's chunk kernel where it exists, else :func:`kda_prefill`.
+    """
+    args = (qkv, f, b, p, conv_pool, state_pool, state_slots)
     if dispatch.use_triton(qkv):
         from sgling_kernel.kda import gpu
 
         if dispatch.usable("kda.chunk", gpu.why_not_chunk_kda(qkv, p)):
-            return gpu.kda_prefill(*args)
-    return cpu.kda_prefill(*args)
+            return gpu.kda_extend(*args)
+    return reference.kda_extend(*args, prefill=kda_prefill)

@@ -26,7 +26,6 @@ class ChunkConfig(NamedTuple):
 
 
 CONFIGS = {
-    "l2norm_fwd_kernel": ChunkConfig("fla.modules.norm.l2norm", {"BT": 32}, 4),
     "chunk_local_cumsum_vector_kernel": ChunkConfig("fla.ops.utils.cumsum", {"BS": 32}, 2),
     "chunk_kda_fwd_kernel_intra_sub_chunk": ChunkConfig("fla.ops.kda.chunk_intra", {}, 4, 2),
     "chunk_kda_fwd_kernel_inter_solve_fused": ChunkConfig("fla.ops.kda.chunk_intra", {"BK": 64}, 4),

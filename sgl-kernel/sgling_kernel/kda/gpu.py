@@ -7,10 +7,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from sgling_kernel import dispatch
+from sgling_kernel.kda import chunk
 from sgling_kernel.kda.chunk_configs import fix_configs
 from sgling_kernel.kda.params import KDAParams
-from sgling_kernel.kda.prefill_kernel import convolve, log_decay
-from sgling_kernel.pointwise import sigmoid
+from sgling_kernel.kda.prefill_kernel import ChunkInputs, chunk_inputs, hand_over
 
 logger = logging.getLogger(__name__)
 
@@ -34,27 +35,31 @@ def why_not_chunk_kda(qkv: Tensor, p: KDAParams) -> str | None:
     return _missing_library()
 
 
-def kda_prefill(
-    qkv: Tensor, f: Tensor, b: Tensor, p: KDAParams, conv_window: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """reference.kda_prefill through ``fla.ops.kda.chunk_kda``; agrees to bf16 rounding."""
+def kda_extend(
+    qkv: Tensor, f: Tensor, b: Tensor, p: KDAParams, conv_pool: Tensor, state_pool: Tensor, state_slots: Tensor
+) -> Tensor:
+    """reference.kda_extend in fla-core's chunk form; agrees to bf16 rounding.
+
+    q and k are normalised where they are convolved, with the library's two roundings.
+    """
+    direct = dispatch.usable("kda.chunk.kernels", chunk.why_not())
+    inputs = chunk_inputs(qkv, f, b, p, conv_pool, state_slots, summed=direct)
+    state = state_pool.index_select(0, state_slots)
+    out, state = chunk.chunk_form(inputs, state) if direct else _library_form(inputs, state, p.lower_bound)
+    hand_over(qkv, state, conv_pool, state_pool, state_slots)
+    return out[0]
+
+
+def _library_form(inputs: ChunkInputs, state: Tensor, lower_bound: float) -> tuple[Tensor, Tensor]:
+    """chunk.chunk_form through ``fla.ops.kda.chunk_kda``, for inputs whose g is not summed."""
     from fla.ops.kda import chunk_kda
 
     fix_configs()
-    heads, dim = p.dt_bias.shape
-    q, k, v = convolve(qkv, conv_window, p.conv_weight).view(1, -1, 3, heads, dim).unbind(2)
-    out, new_state = chunk_kda(
-        q=q.contiguous(),
-        k=k.contiguous(),
-        v=v.contiguous(),
-        g=log_decay(f, p)[None],
-        beta=sigmoid(b.float())[None],
-        initial_state=state[None].contiguous(),
+    return chunk_kda(
+        **inputs._asdict(),
+        initial_state=state,
         output_final_state=True,
-        use_qk_l2norm_in_kernel=True,
         safe_gate=True,
-        lower_bound=p.lower_bound,
+        lower_bound=lower_bound,
         state_v_first=True,
     )
-    rows = qkv[-3:] if qkv.shape[0] >= 3 else torch.cat((conv_window, qkv))[-3:]
-    return out[0], rows.clone(), new_state[0]

@@ -5,6 +5,8 @@ bit-equal to n decode steps, under both rollback schemes. Slot 0 of a pool is a 
 Nothing is read back to the host. S slots, bs requests, W rows each, N = bs·W, C = 3·H·K channels q | k | v, Lk layers.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from sgling_kernel.kda.params import KDAParams, ReplayRing, StagedBuffers
@@ -172,3 +174,24 @@ def kda_prefill(
     inputs = row_inputs(qkv, f, b, p, conv_window.unsqueeze(0), state.dtype)
     states, out = run_rows(state.unsqueeze(0), inputs)
     return out[0].to(qkv.dtype), inputs.rows[0, -3:].clone(), states[0, -1].clone()
+
+
+def kda_extend(
+    qkv: torch.Tensor,
+    f: torch.Tensor,
+    b: torch.Tensor,
+    p: KDAParams,
+    conv_pool: torch.Tensor,
+    state_pool: torch.Tensor,
+    state_slots: torch.Tensor,
+    prefill: Callable = kda_prefill,
+) -> torch.Tensor:
+    """A chunk of one request's prompt by ``prefill``: the conv window and the state of its slot move on in place.
+
+    qkv [T, C], f [T, H·K], b [T, H]; pools as in decode, state_slots int64 [1] -> o [T, H, V].
+    """
+    window, state = conv_pool.index_select(0, state_slots)[0], state_pool.index_select(0, state_slots)[0]
+    out, window, state = prefill(qkv, f, b, p, window, state)
+    conv_pool.index_copy_(0, state_slots, window[None])
+    state_pool.index_copy_(0, state_slots, state[None])
+    return out

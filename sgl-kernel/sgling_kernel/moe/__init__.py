@@ -60,12 +60,15 @@ def experts_with_shared(
 
     Where the CUDA kernels serve, the sum over slots is left open: ``combine_add_rms_norm`` or ``combine`` takes it.
     """
-    if dispatch.use_triton(x) and dispatch.is_decode_sized(x.shape[0]):
-        from sgling_kernel.moe import kernel
+    if dispatch.use_triton(x):
+        from sgling_kernel.moe import gpu, kernel
 
-        if dispatch.usable("moe.cuda", cuda.why_not_experts(x, experts, shared, ids)):
+        if not dispatch.is_decode_sized(x.shape[0]):
+            if dispatch.usable("moe.grouped", gpu.why_not_grouped(x)):
+                return gpu.experts_grouped(x, experts, weights, ids, dense_ffn(x, *shared))
+        elif dispatch.usable("moe.cuda", cuda.why_not_experts(x, experts, shared, ids)):
             return cuda.expert_outputs(x, experts, shared, weights, ids)
-        if dispatch.usable("moe.pairs", kernel.why_not_pairs(x, experts, shared)):
+        elif dispatch.usable("moe.pairs", kernel.why_not_pairs(x, experts, shared)):
             return kernel.experts_by_pair(x, experts, shared, weights, ids)
     return moe_experts(x, experts.w13, experts.w2, weights, ids, experts.limit) + dense_ffn(x, *shared)
 

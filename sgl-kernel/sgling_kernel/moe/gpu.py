@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from sgling_kernel.moe import kernel
+from sgling_kernel.moe import by_expert, kernel
 from sgling_kernel.moe.weights import ExpertWeights
 
 _MIN_CAPABILITY = (9, 0)
@@ -18,14 +18,14 @@ def why_not_grouped(x: Tensor) -> str | None:
     return None
 
 
-def experts_grouped(x: Tensor, experts: ExpertWeights, weights: Tensor, ids: Tensor) -> Tensor:
-    """reference.moe_experts, except that the down product is rounded to bf16 before it is weighed."""
-    sorted_ids, order = ids.flatten().sort(stable=True)
-    numbers = torch.arange(experts.w13.shape[0], device=x.device)
-    ends = torch.searchsorted(sorted_ids, numbers, right=True, out_int32=True)
-    rows = x.index_select(0, order // ids.shape[1])
-    gu = torch._grouped_mm(rows, experts.w13.transpose(1, 2), offs=ends)
+def experts_grouped(
+    x: Tensor, experts: ExpertWeights, weights: Tensor, ids: Tensor, beside: Tensor | None = None
+) -> Tensor:
+    """reference.moe_experts, except that the down product is rounded to bf16 before it is weighed.
+
+    beside [N, d] in x.dtype, the shared expert's output, is added to the rounded sum.
+    """
+    place, ends = by_expert.places(ids.contiguous(), experts.w13.shape[0])
+    gu = torch._grouped_mm(by_expert.spread_rows(x, place), experts.w13.transpose(1, 2), offs=ends)
     down = torch._grouped_mm(kernel.swiglu(gu, experts.limit), experts.w2.transpose(1, 2), offs=ends)
-    place = torch.empty_like(order)
-    place[order] = torch.arange(order.shape[0], device=x.device)
-    return kernel.combine(down, place.view_as(ids), weights, x.dtype)
+    return kernel.combine(down, place, weights, beside, x.dtype)

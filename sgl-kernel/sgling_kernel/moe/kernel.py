@@ -99,7 +99,9 @@ def _swiglu_kernel(gu, out, stride, limit, WIDTH: tl.constexpr, BLOCK: tl.conste
 
 
 @triton.jit
-def _combine_kernel(down, place, weights, out, D: tl.constexpr, TOP: tl.constexpr, BLOCK: tl.constexpr):
+def _combine_kernel(
+    down, place, weights, beside, out, D: tl.constexpr, TOP: tl.constexpr, BESIDE: tl.constexpr, BLOCK: tl.constexpr
+):
     row = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     acc = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -107,7 +109,11 @@ def _combine_kernel(down, place, weights, out, D: tl.constexpr, TOP: tl.constexp
         at = tl.load(place + row * TOP + slot) * D
         value = tl.load(down + at + d, mask=d < D, other=0.0).to(tl.float32)
         acc += tl.load(weights + row * TOP + slot) * value
-    tl.store(out + row * D + d, acc.to(out.dtype.element_ty), mask=d < D)
+    total = acc.to(out.dtype.element_ty)
+    if BESIDE:
+        shared = tl.load(beside + row * D + d, mask=d < D, other=0.0)
+        total = (total.to(tl.float32) + shared.to(tl.float32)).to(out.dtype.element_ty)
+    tl.store(out + row * D + d, total, mask=d < D)
 
 
 def why_not_pairs(x: Tensor, experts: ExpertWeights, shared: ExpertWeights | None) -> str | None:
@@ -154,11 +160,16 @@ def swiglu(gu: Tensor, limit: float | None) -> Tensor:
     return out
 
 
-def combine(down: Tensor, place: Tensor, weights: Tensor, dtype: torch.dtype) -> Tensor:
-    """Sum over slots of weights[n, j] * down[place[n, j]] in slot order, fp32, one rounding -> [N, d]."""
+def combine(down: Tensor, place: Tensor, weights: Tensor, beside: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Sum over slots of weights[n, j] * down[place[n, j]] in slot order, fp32, one rounding -> [N, d].
+
+    beside, contiguous [N, d], is added to the rounded sum, which rounds again.
+    """
     rows, top = place.shape
     out = torch.empty(rows, down.shape[1], dtype=dtype, device=down.device)
     block = min(COMBINE_COLUMNS, triton.next_power_of_2(down.shape[1]))
-    grid = (rows, triton.cdiv(down.shape[1], block))
-    _combine_kernel[grid](down, place, weights, out, D=down.shape[1], TOP=top, BLOCK=block, num_warps=4)
+    _combine_kernel[(rows, triton.cdiv(down.shape[1], block))](
+        down, place, weights, down if beside is None else beside, out,
+        D=down.shape[1], TOP=top, BESIDE=beside is not None, BLOCK=block, num_warps=4,
+    )  # fmt: skip
     return out

@@ -15,7 +15,7 @@ from sgling_kernel.kda import (
     ReplayRing,
     StagedBuffers,
     kda_decode,
-    kda_prefill,
+    kda_extend,
     kda_verify_replay,
     kda_verify_staged,
 )
@@ -63,11 +63,7 @@ class KDAAttnBackend(AttentionBackend):
         if batch.mode is ForwardMode.DECODE:
             return kda_decode(qkv, f, b, params, state.conv, state.temporal, slots)
         if batch.mode is ForwardMode.EXTEND:
-            window, recurrent = state.conv.index_select(0, slots)[0], state.temporal.index_select(0, slots)[0]
-            out, window, recurrent = kda_prefill(qkv, f, b, params, window, recurrent)
-            state.conv.index_copy_(0, slots, window[None])
-            state.temporal.index_copy_(0, slots, recurrent[None])
-            return out
+            return kda_extend(qkv, f, b, params, state.conv, state.temporal, slots)
         if batch.mode is not ForwardMode.TARGET_VERIFY:
             raise ValueError(f"KDA layers do not run in mode {batch.mode}")
         if batch.ragged is None:
