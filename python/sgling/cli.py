@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -90,6 +91,13 @@ def _usage_error(message: str) -> int:
     return 2
 
 
+def _after_broken_pipe() -> int:
+    """Nobody reads the output any more (``| head``): say nothing, also when the interpreter flushes at its end."""
+    with open(os.devnull, "w", encoding="utf-8") as nowhere:
+        os.dup2(nowhere.fileno(), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
+
+
 def _run(name: str, argv: list[str]) -> int:
     module = import_module(COMMANDS[name].module)
     if name == "serve":
@@ -114,9 +122,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = " ".join(argv[:words])
         if name in COMMANDS:
             try:
-                return _run(name, argv[words:])
+                status = _run(name, argv[words:])
+                sys.stdout.flush()
+                return status
             except KeyboardInterrupt:
                 return 128 + signal.SIGINT
+            except BrokenPipeError:
+                return _after_broken_pipe()
     kinds = [name.split()[1] for name in COMMANDS if name.startswith(f"{argv[0]} ")]
     if kinds:
         given = f"has no kind {argv[1]!r}" if len(argv) > 1 else "needs a kind"

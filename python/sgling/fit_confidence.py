@@ -34,7 +34,9 @@ def read_prompts(path: str, codec: TextCodec | None) -> list[list[int]]:
             if ids is None and codec is None:
                 raise ServerArgsError(f"--prompts {path}, line {number}: text needs a model with a tokenizer")
             prompts.append(codec.encode(entry["prompt"]) if ids is None else list(ids))
-        except (ValueError, KeyError, TypeError) as error:
+        except KeyError as error:
+            raise ServerArgsError(f"--prompts {path}, line {number}: needs prompt or input_ids") from error
+        except (ValueError, TypeError) as error:
             raise ServerArgsError(f"--prompts {path}, line {number}: {error!r}") from error
     return prompts
 

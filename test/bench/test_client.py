@@ -19,6 +19,7 @@ from sgling.bench.backends import (
     completions_body,
     native_body,
 )
+from sgling.bench.connect import wait_until_ready
 from sgling.bench.datasets import Prompt
 from sgling.bench.http_stream import HttpStatusError, fetch, stream_lines
 from sgling.bench.load import Load, fill_cache, run_load
@@ -201,6 +202,20 @@ def test_no_server(capsys):
     argv = ["--base-url", "http://127.0.0.1:9", "--ready-check-timeout-sec", "0"]
     assert serving.main(argv) == 1
     assert "no server at http://127.0.0.1:9" in capsys.readouterr().err
+
+
+def test_waiting_for_a_server_is_said(capsys):
+    assert serving.main(["--base-url", "http://127.0.0.1:9", "--ready-check-timeout-sec", "0.6"]) == 1
+    assert capsys.readouterr().err.count("no answer from http://127.0.0.1:9 yet; waiting 1 s at most") == 1
+
+
+def test_a_wrong_key_is_not_waited_for(capsys):
+    async def use(url, server):
+        await wait_until_ready(url, {}, 60)
+
+    with pytest.raises(BenchError, match="refuses this client .OPENAI_API_KEY is its key.: HTTP 401"):
+        with_server({"/v1/models": (401, [b"{}"])}, use)
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+import torch
 
 from sgling.bench.datasets import Prompt
 from sgling.bench.depth_grid import DepthPoint, format_grid, make_point, margins, recommend
@@ -111,9 +112,11 @@ def test_an_engine_is_swept(tmp_path, capsys):
     assert DepthTable.from_json(json.loads(out.read_text())).max_width == 2
 
 
-def test_the_swept_engine_never_chooses_by_itself():
+@pytest.mark.parametrize("gpu", [False, True])
+def test_the_swept_engine_never_chooses_by_itself(monkeypatch, gpu):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     args = SweepArgs.from_argv("--speculative-depth auto --max-steps 4 --page-size 2".split())
-    graphs = {"cuda_graph_max_bs_decode": 1, "cuda_graph_all_widths": True}
+    graphs = {"cuda_graph_max_bs_decode": 1, "cuda_graph_all_widths": True} if gpu else {}
     drafts = {"speculative_algorithm": "NEXTN", "speculative_num_steps": 4}
     assert args.engine_flags() == {"page_size": 2, **graphs, **drafts}
 

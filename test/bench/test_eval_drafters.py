@@ -42,7 +42,7 @@ def test_real_run_measures_both_and_reports_who_wins(tmp_path, monkeypatch, caps
                 product = found["tpot_ms"] * found["accept_length"]
                 assert abs(found["tpot_x_accept_ms"] - product) <= 0.01 * product
     assert len(report["drafters"]["untrained"]["all"]["coding"]["acceptance_by_position"]) == 3
-    assert "beats NEXTN's best accept length in 0 of 4" in capsys.readouterr().out
+    assert "beats NEXTN's best accept length in 0 of 4 judged scenarios" in capsys.readouterr().out
     assert main([*line.split(), "--report-only"]) == 0
 
 

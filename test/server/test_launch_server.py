@@ -182,7 +182,6 @@ def test_a_drain_with_nothing_to_wait_for_is_no_abort_however_short_its_time(lau
     assert server.status() == 0
 
 
-
 def test_a_drain_does_not_wait_for_an_engine_that_is_stuck(launch, monkeypatch):
     """Without a limit it hung for ever, with nobody left who could answer."""
     monkeypatch.setenv("SGLANG_HEALTH_CHECK_TIMEOUT", "1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from model.tiny_drafter import write_tiny_drafter
 from model.tiny_model import write_tiny_checkpoint
 from sgling.fit_confidence import main as fit_main
+from sgling.fit_confidence import read_prompts
 from sgling.srt.config.depth_table import DepthTable
 from sgling.srt.config.draft_model import complete_args
 from sgling.srt.config.dspark_tables import read_sps_table, read_temperatures
@@ -81,6 +83,9 @@ def test_13_fit_command_writes_what_the_server_reads(target, tmp_path, capsys):
     prompts.write_text('{"prompt": "text"}')
     assert fit_main(argv) == 1
     assert "needs a model with a tokenizer" in capsys.readouterr().err
+    prompts.write_text('{"text": "of another key"}')
+    with pytest.raises(ServerArgsError, match="line 1: needs prompt or input_ids"):
+        read_prompts(str(prompts), SimpleNamespace(encode=list))
 
 
 @pytest.mark.parametrize(

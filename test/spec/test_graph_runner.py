@@ -6,6 +6,7 @@ Shows that padded buckets, variants and fallbacks give the ids of eager steps; w
 from __future__ import annotations
 
 import pytest
+import torch
 
 from model.tiny_model import write_tiny_checkpoint
 from sgling.srt.config.server_args import ServerArgs
@@ -138,11 +139,20 @@ def test_widths_that_steps_will_have_get_graphs(flags, widths):
     assert list(graph_runner.captured_widths(args)) == widths
 
 
-def test_measurements_of_narrow_steps_capture_every_width():
+def test_measurements_of_narrow_steps_capture_every_width(monkeypatch):
     """Outside of graphs a narrow step is slow for the host's reasons, and the widest would always look best."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     sweep = SweepArgs.from_argv(["--max-steps", "3", "--concurrency", "2", "4"]).engine_flags()
     assert sweep["cuda_graph_all_widths"] and sweep["cuda_graph_max_bs_decode"] == 4
     assert at_fixed_depth(ServerArgs.from_kwargs())["cuda_graph_all_widths"]
+
+
+def test_a_measurement_on_a_cpu_brings_no_flag_without_effect():
+    """Notices are for what the user gave."""
+    sweep = SweepArgs.from_argv(["--max-steps", "3", "--device", "cpu"]).engine_flags()
+    assert ServerArgs.from_kwargs(**sweep).notices == ()
+    assert ServerArgs.from_kwargs(**at_fixed_depth(ServerArgs.from_kwargs(device="cpu"))).notices == ()
+    assert ServerArgs.from_kwargs(device="cpu", cuda_graph_all_widths=True).notices
 
 
 def test_a_gpu_server_without_captured_graphs_says_why(model_dir, refused):

@@ -9,7 +9,7 @@ import yaml
 
 from sgling.cli import main
 from sgling.srt.config.train_draft_args import TrainDraftArgs
-from sgling.training.draft.ablation import Outcome, Variant, command_line, format_table, read_plan
+from sgling.training.draft.ablation import Outcome, Variant, command_line, common_pool, format_table, read_plan
 from train.miniature import write_target
 from train.test_draft_runs import SMALL
 
@@ -40,6 +40,15 @@ def outcome(name: str, length: float | None) -> Outcome:
     return Outcome(
         variant, {"simulated": {"accept_length": length, "scenarios": scenarios}, "parameters": 7, "steps": 9}, None
     )
+
+
+def test_a_pool_that_lies_there_is_taken_and_named(tmp_path, caplog):
+    """It may be that of another plan."""
+    pool = tmp_path / "base" / "pool.safetensors"
+    pool.parent.mkdir()
+    pool.touch()
+    assert common_pool(Variant("base", {}), tmp_path) == pool
+    assert f"the pool of an earlier run, whatever this plan says of pools: {pool}" in caplog.text
 
 
 def test_ranking():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import sys
 import types
 
@@ -32,6 +34,16 @@ def test_usage_lists_every_command(capsys):
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
     assert all(f"  {name} " in shown for name in cli.COMMANDS)
+
+
+def test_a_reader_that_leaves_gets_no_traceback():
+    """``sgling bench serving | head -3``."""
+    script = "from sgling import cli; cli._run = lambda *_: print('text') or 0; raise SystemExit(cli.main(['doctor']))"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", script], stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_serve_starts_the_server_with_resolved_arguments(monkeypatch):

@@ -40,3 +40,10 @@ def test_every_flag_is_parsed_to_its_fields_type(name):
         value = [] if kind.base is bool else [spec.choices[0] if spec.choices else texts.get(kind.base, "some/text")]
         read = getattr(parser.parse_args([option_name(field.name), *map(str, value)]), field.name)
         assert isinstance(read[0] if kind.is_list else read, kind.base), field.name
+
+
+def test_help_tells_the_defaults():
+    text = " ".join(build_parser(CLASSES["TrainDraftArgs"], "sgling", "test").format_help().split())
+    assert "conversations the batched generator answers at a time (default: 256)" in text
+    assert "0 = none (default: 2000)" in text
+    assert "(default: None)" not in text and "(default: False)" not in text

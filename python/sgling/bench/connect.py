@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from sgling.srt.config.environ import bench_authorization
 from sgling.srt.config.model_path import resolve_model_path
 
 _POLL_S = 0.5
+_REFUSED = (401, 403)
 
 
 def authorized(headers: Mapping[str, str]) -> dict[str, str]:
@@ -23,14 +25,22 @@ def authorized(headers: Mapping[str, str]) -> dict[str, str]:
 
 
 async def wait_until_ready(url: str, headers: Mapping[str, str], timeout_s: float) -> str:
-    """Poll ``/v1/models``; returns the first model's name. Raises :class:`BenchError` when nobody answers."""
-    deadline = time.monotonic() + timeout_s
+    """Poll ``/v1/models``, saying so; returns the first model's name.
+
+    Raises :class:`BenchError` when nobody answers, and at once when the server wants another key.
+    """
+    deadline, waiting = time.monotonic() + timeout_s, False
     while True:
         try:
             return (await fetch("GET", f"{url}/v1/models", headers=headers)).json()["data"][0]["id"]
         except (OSError, EOFError, HttpStatusError) as error:
+            if isinstance(error, HttpStatusError) and error.status in _REFUSED:
+                raise BenchError(f"{url} refuses this client (OPENAI_API_KEY is its key): {error}") from error
             if time.monotonic() > deadline:
                 raise BenchError(f"no server at {url}: {error}") from error
+        if not waiting:
+            print(f"no answer from {url} yet; waiting {timeout_s:.0f} s at most", file=sys.stderr, flush=True)
+            waiting = True
         await asyncio.sleep(_POLL_S)
 
 

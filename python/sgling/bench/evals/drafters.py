@@ -26,6 +26,7 @@ from sgling.bench.scenarios import scenario_prompt
 from sgling.bench.target import BenchError
 from sgling.srt.config.eval_args import DraftersArgs
 from sgling.srt.config.model_path import EMBEDDED_DRAFTERS, resolve_model_path
+from sgling.srt.config.sweep_args import every_width
 from sgling.training.generator.base import HELD_OUT
 from sgling.training.scorecard import card_samples
 
@@ -51,7 +52,8 @@ def contenders(args: DraftersArgs) -> list[Contender]:
     that NEXTN takes.
     """
     widths = tuple(args.widths or NEXTN_WIDTHS)
-    nextn = {"speculative_algorithm": "NEXTN", "speculative_num_steps": max(widths) - 1, "cuda_graph_all_widths": True}
+    nextn = {"speculative_algorithm": "NEXTN", "speculative_num_steps": max(widths) - 1}
+    nextn |= every_width(args.engine_args.get("device", "auto"))
     found = [Contender("NEXTN", nextn, widths)]
     for name in args.drafters or EMBEDDED_DRAFTERS:
         flags = {"speculative_algorithm": "DSPARK", "speculative_draft_model_path": name}
@@ -168,7 +170,8 @@ def format_report(report: dict[str, Any]) -> str:
             text = " ".join("-" if rate is None else f"{rate:.2f}" for rate in rates)
             lines.append(f"- {name}, width {width}, {scenario}: {text}")
     for name, comparison in report["comparison"].items():
-        lines += ["", f"{name} beats NEXTN's best accept length in {wins(comparison)} of {len(JUDGED)}:"]
+        share = f"{wins(comparison)} of {len(JUDGED)} judged scenarios"
+        lines += ["", f"{name} beats NEXTN's best accept length in {share}:"]
         for scenario in JUDGED:
             one = comparison[scenario]
             lines.append(

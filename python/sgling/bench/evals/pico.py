@@ -26,15 +26,12 @@ from sgling.bench.metrics import speculation_of
 from sgling.bench.scenarios import judge_answer, scenario_prompt
 from sgling.bench.target import BenchError
 from sgling.srt.config.eval_args import PicoArgs
+from sgling.srt.config.sweep_args import every_width
 from sgling.training.generator.base import HELD_OUT
 from sgling.training.generator.mix import SCENARIOS, render_answer
 from sgling.training.scorecard import WIDTH, WIDTHS, accept_figures, card_samples, gates, shares, splits_of
 
-ENGINE_ARGS = {
-    "speculative_algorithm": "NEXTN",
-    "speculative_num_steps": max(WIDTHS) - 1,
-    "cuda_graph_all_widths": True,
-}
+ENGINE_ARGS = {"speculative_algorithm": "NEXTN", "speculative_num_steps": max(WIDTHS) - 1}
 
 
 def _options(args: PicoArgs, width: int) -> RequestOptions:
@@ -101,7 +98,8 @@ async def scenario_entry(subject: OpenSubject, scenario: str, args: PicoArgs) ->
 async def evaluate(args: PicoArgs) -> dict[str, Any]:
     """The whole card: entries by scenario, gates, and which of them are missed."""
     begin = time.perf_counter()
-    args = replace(args, engine_args=ENGINE_ARGS | args.engine_args)
+    graphs = every_width(args.engine_args.get("device", "auto"))
+    args = replace(args, engine_args=ENGINE_ARGS | graphs | args.engine_args)
     async with open_subject(args) as subject:
         scenarios = {scenario: await scenario_entry(subject, scenario, args) for scenario in SCENARIOS}
         info = await subject.target.info()

@@ -150,9 +150,17 @@ def _argument_reader(kind: type) -> Callable[[str], object]:
     return read
 
 
+def _default_text(field: dataclasses.Field, spec: FlagSpec) -> str:
+    """What ``--help`` adds to a flag whose default is a value and is not told by its own words."""
+    default = field_default(field)
+    told = default is None or default is False or default in ("", [], {}) or "default" in spec.help
+    return "" if told or spec.kind is not Kind.SUPPORTED else f" (default: {default})"
+
+
 def _add_argument(parser: argparse.ArgumentParser, field: dataclasses.Field, spec: FlagSpec, kind: FieldType) -> None:
     names = (option_name(field.name), *spec.aliases)
-    options: dict = {"dest": field.name, "default": argparse.SUPPRESS, "help": spec.help.replace("%", "%%")}
+    shown = f"{spec.help}{_default_text(field, spec)}"
+    options: dict = {"dest": field.name, "default": argparse.SUPPRESS, "help": shown.replace("%", "%%")}
     if spec.kind is not Kind.SUPPORTED:
         options["help"] = f"[{spec.kind.value.replace('_', ' ')}] {options['help']}"
     if kind.base is bool:

@@ -9,6 +9,7 @@ choice is worth a full run, and nothing about how far a full run gets.
 from __future__ import annotations
 
 import json
+import logging
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,7 @@ from sgling.srt.config.flags import ServerArgsError, flag_fields, option_name
 from sgling.srt.config.train_draft_args import AblateArgs, TrainDraftArgs
 from sgling.srt.observability.machine import gpu_facts
 
+logger = logging.getLogger(__name__)
 MAX_SECONDS = 60.0
 DEFAULT_TABLE = Path("docs/drafter-ablation.md")
 OWN = ("output", "pool", "resume", "no_acceptance_check", "disable_tqdm", "split_serve")
@@ -102,6 +104,7 @@ def run_variant(variant: Variant, folder: Path, pool: Path, gpu: int) -> Outcome
     own = ["--output", str(folder), "--pool", str(pool), "--no-acceptance-check", "--disable-tqdm"]
     line = [sys.executable, "-m", "sgling", "train-draft", "dspark", *command_line(variant.flags), *own]
     folder.mkdir(parents=True, exist_ok=True)
+    logger.info("%s: training, log in %s", variant.name, folder / "log.txt")
     with (folder / "log.txt").open("w", encoding="utf-8") as log:
         status = subprocess.run(line, stdout=log, stderr=log, env=with_visible_gpu(gpu), check=False).returncode
     if status:
@@ -114,12 +117,15 @@ def common_pool(variant: Variant, folder: Path) -> Path:
     """The pool of the base, made once: every variant is trained on the same text."""
     path = folder / "base" / "pool.safetensors"
     if not path.is_file():
+        logger.info("making the common pool: %s", path)
         flags = {key: value for key, value in variant.flags.items() if key != "seconds"} | {"steps": 0}
         line = [sys.executable, "-m", "sgling", "train-draft", "dspark", *command_line(flags)]
         line += ["--output", str(path.parent), "--no-acceptance-check", "--disable-tqdm"]
         done = subprocess.run(line, env=with_visible_gpu(0), capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"the common pool was not made: {done.stderr.strip().splitlines()[-1:]}")
+    else:
+        logger.warning("training on the pool of an earlier run, whatever this plan says of pools: %s", path)
     return path
 
 
@@ -142,7 +148,7 @@ def format_table(outcomes: Sequence[Outcome], where: str) -> str:
         "# Drafter ablation",
         "",
         f"Written by `sgling train-draft ablate` on {today}, {where}. **A ranking only**:",
-        "a variant is trained for a minute or so. Simulated accept length, greedy, on held-out prompts.",
+        "every variant is trained for a few steps, or a minute. Simulated accept length, greedy, on held-out prompts.",
         "",
         f"| {' | '.join(head)} |",
         f"|{'---|' * len(head)}",
