@@ -1,6 +1,6 @@
 """Every configuration that fla-core offers for its chunk kernels, at one rank's shape, beside the fixed one of each.
 
-    python benchmark/tune_prefill.py --output benchmark/results/h200/prefill_configs.json      # about a minute
+    python benchmark/tune_prefill.py --output benchmark/results/h200/prefill_configs.json      # more than a minute
 
 The fixed ones are ``sgling_kernel/kda/chunk_configs.py``; this run says what they cost against the best.
 """

@@ -275,7 +275,8 @@ class GraphRunner:
                 functions[0](step._replace(packed=packed))
             else:
                 self._graphs[GraphKey(name, bucket, step.width, static.flags)].replay()
-        packed = packed.clone()  # the next step packs over it, and must not wait until the host's copy has left
+        # The next step packs over it and must not wait for the host's copy; the result keeps this cached block alive.
+        packed = packed.clone()
         return StepOutput(packed[:, :-1], packed[:, -1], None, None, packed)
 
     def _stage(self, rows: torch.Tensor, bucket: int) -> None:
